@@ -1,0 +1,30 @@
+//! Control laws of hotpin.
+//!
+//! Pure: no I/O, no clock, no threads, no unsafe. Every moment and observation is an argument, so
+//! the same code regulates the live engine and the simulated plant, and equal observations give
+//! equal decisions.
+#![forbid(unsafe_code)]
+
+pub mod decision;
+pub mod ids;
+pub mod observe;
+
+pub use decision::{Action, Ceiling, Decision, PinLimit, Reason};
+pub use ids::{ExpertId, ModelShape, Moment, ShapeError};
+pub use observe::{
+    CgroupMemory, EngineTotals, Faults, Held, HostMemory, LockLimits, Observation, Pressure,
+    Residence,
+};
+
+/// A policy: observations in, decisions out.
+pub trait Policy: Send {
+    /// The policy's name as given to `--policy`.
+    fn name(&self) -> &'static str;
+
+    /// Decides one tick. `out` is cleared first.
+    fn tick(&mut self, observation: &Observation<'_>, out: &mut Decision);
+
+    /// Current scores by expert: expected decode routings per token. The store ranks transit by
+    /// them, so they must be comparable over all experts and cheap to read.
+    fn scores(&self) -> &[f32];
+}

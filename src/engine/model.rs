@@ -1,0 +1,145 @@
+//! A loaded model: weights mapped from the file, vocabulary and chat template.
+
+use super::{EngineError, log};
+use llama_cpp_4::chat::{ChatApplyParams, ChatTemplates};
+use llama_cpp_4::llama_backend::LlamaBackend;
+use llama_cpp_4::model::{AddBos, LlamaModel, Special};
+use llama_cpp_4::token::LlamaToken;
+use llama_cpp_sys_4 as sys;
+use std::ffi::{CString, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+
+/// A vocabulary entry's id.
+pub type Token = i32;
+
+/// llama.cpp's process-wide backend, initialised on first use.
+pub(super) fn backend() -> &'static LlamaBackend {
+    static BACKEND: OnceLock<LlamaBackend> = OnceLock::new();
+    BACKEND.get_or_init(|| {
+        log::install();
+        #[expect(clippy::expect_used, reason = "fails only when initialised twice, which OnceLock excludes")]
+        LlamaBackend::init().expect("llama.cpp's backend is initialised once")
+    })
+}
+
+/// A model whose weights are a shared, read-only mapping of its file.
+#[derive(Debug)]
+pub struct Model {
+    pub(super) inner: LlamaModel,
+}
+
+impl Model {
+    /// Maps and loads a model, without weight repacking (repacked weights would leave the mapping).
+    ///
+    /// `progress` is told the fraction done and returns `false` to stop.
+    ///
+    /// # Errors
+    /// [`EngineError::Load`] with llama.cpp's last words.
+    pub fn load(path: &Path, mut progress: impl FnMut(f32) -> bool) -> Result<Self, EngineError> {
+        let _ = backend();
+        log::forget();
+        let fail = |detail: String| EngineError::Load { path: path.display().to_string(), detail };
+        let c_path = CString::new(path.as_os_str().as_bytes())
+            .map_err(|_| fail("the path contains a NUL byte".into()))?;
+        let mut report: &mut dyn FnMut(f32) -> bool = &mut progress;
+        // SAFETY: no preconditions.
+        let mut params = unsafe { sys::llama_model_default_params() };
+        params.load_mode = sys::LLAMA_LOAD_MODE_MMAP;
+        params.use_extra_bufts = false;
+        params.n_gpu_layers = 0;
+        params.progress_callback = Some(on_progress);
+        params.progress_callback_user_data = (&raw mut report).cast::<c_void>();
+        // SAFETY: `c_path` is NUL-terminated and `report` outlives the call, which is the only time
+        // at which the progress callback runs.
+        let raw = unsafe { sys::llama_model_load_from_file(c_path.as_ptr(), params) };
+        let raw = NonNull::new(raw).ok_or_else(|| fail(log::recent()))?;
+        // SAFETY: `LlamaModel` is `repr(transparent)` over `NonNull<llama_model>` in the exactly
+        // pinned llama-cpp-4, owns the pointer and frees it on drop. The wrapper has no way to set
+        // `use_extra_bufts`, which is why the model is loaded here.
+        let inner = unsafe { std::mem::transmute::<NonNull<sys::llama_model>, LlamaModel>(raw) };
+        Ok(Self { inner })
+    }
+
+    /// Tokens of `text`. `special` turns the vocabulary's control words into control tokens.
+    ///
+    /// # Errors
+    /// [`EngineError::Tokenize`].
+    pub fn tokenize(&self, text: &str, bos: bool, special: bool) -> Result<Vec<Token>, EngineError> {
+        let add = if bos { AddBos::Always } else { AddBos::Never };
+        let special = if special { Special::Tokenize } else { Special::Plaintext };
+        self.inner
+            .str_to_token_with_special(text, add, special)
+            .map(|tokens| tokens.into_iter().map(|t| t.0).collect())
+            .map_err(|e| EngineError::Tokenize(e.to_string()))
+    }
+
+    /// Whether the vocabulary asks for a begin-of-sequence token in front of plain text.
+    #[must_use]
+    pub fn adds_bos(&self) -> bool {
+        self.inner.add_bos_token()
+    }
+
+    /// Raw bytes of a token; one character may need several tokens. Control tokens are empty.
+    ///
+    /// # Errors
+    /// [`EngineError::Detokenize`].
+    pub fn token_bytes(&self, token: Token) -> Result<Vec<u8>, EngineError> {
+        self.inner
+            .token_to_raw_bytes(LlamaToken(token), Special::Plaintext)
+            .map_err(|e| EngineError::Detokenize { token, detail: e.to_string() })
+    }
+
+    /// Whether the token ends the generation.
+    #[must_use]
+    pub fn is_end(&self, token: Token) -> bool {
+        self.inner.is_eog_token(LlamaToken(token))
+    }
+
+    /// A token that any sequence may begin with; used to warm up.
+    #[must_use]
+    pub fn first_token(&self) -> Token {
+        let bos = self.inner.token_bos().0;
+        if bos >= 0 { bos } else { 0 }
+    }
+
+    /// Entries in the vocabulary.
+    #[must_use]
+    pub fn vocabulary(&self) -> usize {
+        usize::try_from(self.inner.n_vocab()).unwrap_or(0)
+    }
+
+    /// Tokens of one user message in the model's own chat template, ready for the answer.
+    ///
+    /// # Errors
+    /// [`EngineError::Template`] when the model has none or it does not render.
+    pub fn chat_tokens(&self, system: Option<&str>, user: &str) -> Result<Vec<Token>, EngineError> {
+        let fail = |e: String| EngineError::Template(e);
+        let templates =
+            ChatTemplates::from_model(&self.inner, None).map_err(|e| fail(e.to_string()))?;
+        let mut messages = Vec::new();
+        if let Some(system) = system {
+            messages.push(serde_json::json!({"role": "system", "content": system}));
+        }
+        messages.push(serde_json::json!({"role": "user", "content": user}));
+        let messages = serde_json::Value::Array(messages).to_string();
+        let rendered = templates
+            .apply(&ChatApplyParams::new(messages))
+            .map_err(|e| fail(e.to_string()))?;
+        // User text is tokenised apart from the template, so that it cannot forge control tokens.
+        let add = if self.adds_bos() { AddBos::Always } else { AddBos::Never };
+        rendered
+            .tokenize_prompt(&self.inner, add)
+            .map(|tokens| tokens.into_iter().map(|t| t.0).collect())
+            .map_err(|e| EngineError::Tokenize(e.to_string()))
+    }
+}
+
+unsafe extern "C" fn on_progress(fraction: f32, user_data: *mut c_void) -> bool {
+    // SAFETY: `user_data` is the `&mut dyn FnMut` of `Model::load`, alive for the load.
+    let report = unsafe { &mut *user_data.cast::<&mut dyn FnMut(f32) -> bool>() };
+    // An unwind must not cross the C++ frames above us; a panicking reporter stops the load.
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| report(fraction))).unwrap_or(false)
+}

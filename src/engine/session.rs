@@ -1,0 +1,256 @@
+//! One context: decode, logits and the thread pools that do the work.
+
+use super::tap::{Tap, on_abort_check, on_node};
+use super::threads::ThreadPools;
+use super::{
+    EngineError, EngineOptions, FlashAttention, Learned, Model, Poison, RouteSink, Token, log,
+};
+use llama_cpp_4::context::LlamaContext;
+use llama_cpp_4::context::params::{LlamaContextParams, LlamaFlashAttnType};
+use llama_cpp_4::llama_batch::LlamaBatch;
+use llama_cpp_4::token::LlamaToken;
+use std::ffi::c_void;
+use std::num::NonZeroU32;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A context over a model. Dropping it frees the context first, then what its callbacks use.
+#[derive(Debug)]
+pub struct Session<'m> {
+    context: LlamaContext<'m>,
+    batch: LlamaBatch,
+    pools: ThreadPools,
+    poison: Arc<Poison>,
+    tap: Option<TapHandle>,
+    model: &'m Model,
+    options: EngineOptions,
+    position: usize,
+    streams: Option<bool>,
+}
+
+/// Owner of the tap that the context points to.
+#[derive(Debug)]
+struct TapHandle(NonNull<Tap>);
+
+impl TapHandle {
+    fn new(tap: Tap) -> Self {
+        Self(NonNull::from(Box::leak(Box::new(tap))))
+    }
+
+    fn get(&self) -> &Tap {
+        // SAFETY: the pointer comes from a leaked box that only `Drop` frees, and the callback that
+        // also uses it runs only inside `llama_decode`, which no caller of `get` is in.
+        unsafe { self.0.as_ref() }
+    }
+
+    fn get_mut(&mut self) -> &mut Tap {
+        // SAFETY: as for `get`.
+        unsafe { self.0.as_mut() }
+    }
+}
+
+impl Drop for TapHandle {
+    fn drop(&mut self) {
+        // SAFETY: the box was leaked in `new`; the context that points to it is dropped before, by
+        // the field order of `Session`.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+impl<'m> Session<'m> {
+    /// Creates a context. With `tapped`, its routing can be read; without, llama.cpp runs as
+    /// shipped.
+    ///
+    /// # Errors
+    /// [`EngineError::Context`] or [`EngineError::Threads`].
+    pub fn new(model: &'m Model, options: &EngineOptions, tapped: bool) -> Result<Self, EngineError> {
+        let poison = Arc::new(Poison::default());
+        let tap = tapped.then(|| TapHandle::new(Tap::new(Arc::clone(&poison))));
+        let mut params = context_params(options)
+            .with_abort_callback(Some(on_abort_check), Arc::as_ptr(&poison).cast_mut().cast::<c_void>());
+        if let Some(tap) = &tap {
+            params = params
+                .with_cb_eval(Some(on_node))
+                .with_cb_eval_user_data(tap.0.as_ptr().cast::<c_void>());
+        }
+        log::forget();
+        let context = model.inner.new_context(super::model::backend(), params).map_err(|_| {
+            EngineError::Context {
+                n_ctx: options.n_ctx,
+                n_batch: options.n_batch,
+                n_ubatch: options.n_ubatch,
+                detail: log::recent(),
+            }
+        })?;
+        let pools = ThreadPools::new(options.threads, options.poll)?;
+        let batch = LlamaBatch::new(context.n_batch() as usize, 1);
+        let mut session = Self {
+            context,
+            batch,
+            pools,
+            poison,
+            tap,
+            model,
+            options: options.clone(),
+            position: 0,
+            streams: None,
+        };
+        session.attach(false);
+        Ok(session)
+    }
+
+    /// Decodes one token and forgets it: llama.cpp allocates and touches what it needs, and a tap
+    /// learns the graph.
+    ///
+    /// # Errors
+    /// As [`Self::decode`].
+    pub fn warm_up(&mut self) -> Result<(), EngineError> {
+        self.decode(&[self.model.first_token()])?;
+        self.clear();
+        Ok(())
+    }
+
+    /// What warm-up learned; `None` without a tap.
+    #[must_use]
+    pub fn learned(&self) -> Option<&Learned> {
+        self.tap.as_ref().map(|tap| tap.get().learned())
+    }
+
+    /// Hands routing to `sink` from now on. Without a tap, `sink` is dropped unused.
+    pub fn route_to(&mut self, sink: Box<dyn RouteSink>) {
+        let max_tokens = self.options.n_ubatch as usize;
+        if let Some(tap) = &mut self.tap {
+            tap.get_mut().run(sink, max_tokens);
+        }
+    }
+
+    /// The flag that stops a decode from outside.
+    #[must_use]
+    pub fn poison(&self) -> Arc<Poison> {
+        Arc::clone(&self.poison)
+    }
+
+    /// Decodes `tokens` after what is in the context, in batches; logits of the last are kept.
+    ///
+    /// # Errors
+    /// [`EngineError::ContextFull`] before anything is decoded; [`EngineError::Poisoned`] when
+    /// expert bytes could not be had; [`EngineError::Decode`] when llama.cpp failed. After an error
+    /// the context must be cleared.
+    pub fn decode(&mut self, tokens: &[Token]) -> Result<(), EngineError> {
+        let n_ctx = self.context.n_ctx() as usize;
+        if self.position + tokens.len() > n_ctx {
+            return Err(EngineError::ContextFull { used: self.position, wanted: tokens.len(), n_ctx });
+        }
+        let chunk = self.context.n_batch() as usize;
+        for (i, part) in tokens.chunks(chunk).enumerate() {
+            let last_part = (i + 1) * chunk >= tokens.len();
+            self.decode_part(part, last_part)?;
+        }
+        Ok(())
+    }
+
+    fn decode_part(&mut self, tokens: &[Token], want_logits: bool) -> Result<(), EngineError> {
+        let fail = |e: String| EngineError::Decode(e);
+        self.batch.clear();
+        for (i, &token) in tokens.iter().enumerate() {
+            let position = i32::try_from(self.position + i).map_err(|e| fail(e.to_string()))?;
+            let logits = want_logits && i + 1 == tokens.len();
+            self.batch
+                .add(LlamaToken(token), position, &[0], logits)
+                .map_err(|e| fail(e.to_string()))?;
+        }
+        let started = Instant::now();
+        if let Some(tap) = &mut self.tap {
+            tap.get_mut().begin();
+        }
+        let result = self.context.decode(&mut self.batch);
+        // llama_decode returns with work still queued; logits and timings need it done.
+        self.context.synchronize();
+        let decode_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        if let Some(cause) = self.poison.take() {
+            return Err(EngineError::Poisoned(cause));
+        }
+        result.map_err(|e| fail(e.to_string()))?;
+        self.position += tokens.len();
+        if let Some(tap) = &mut self.tap {
+            tap.get_mut().end(tokens.len(), decode_ns);
+            let streams = tap.get().sink().is_some_and(RouteSink::streams);
+            self.attach(streams);
+        }
+        Ok(())
+    }
+
+    /// Puts the pool to work that suits the coming token.
+    fn attach(&mut self, streams: bool) {
+        if self.streams == Some(streams) {
+            return;
+        }
+        self.streams = Some(streams);
+        if let Some(pool) = self.pools.pick(streams) {
+            // SAFETY: the pools live as long as the session and are dropped after its context.
+            unsafe { self.context.attach_threadpool(pool.as_ptr(), pool.as_ptr()) };
+        }
+    }
+
+    /// Logits of the last decoded token, one a vocabulary entry.
+    #[must_use]
+    pub fn logits(&self) -> &[f32] {
+        self.context.get_logits_ith(self.batch.n_tokens() - 1)
+    }
+
+    /// Empties the context.
+    pub fn clear(&mut self) {
+        self.context.clear_kv_cache();
+        self.position = 0;
+    }
+
+    /// Tokens in the context.
+    #[must_use]
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// Tokens that the context holds at most.
+    #[must_use]
+    pub fn n_ctx(&self) -> usize {
+        self.context.n_ctx() as usize
+    }
+
+    /// The model.
+    #[must_use]
+    pub fn model(&self) -> &'m Model {
+        self.model
+    }
+
+    /// The settings in force.
+    #[must_use]
+    pub fn options(&self) -> &EngineOptions {
+        &self.options
+    }
+
+    pub(super) fn context(&self) -> &LlamaContext<'m> {
+        &self.context
+    }
+
+    pub(super) fn last_row(&self) -> i32 {
+        self.batch.n_tokens() - 1
+    }
+}
+
+fn context_params(options: &EngineOptions) -> LlamaContextParams {
+    let threads = i32::try_from(options.threads).unwrap_or(1);
+    LlamaContextParams::default()
+        .with_n_ctx(NonZeroU32::new(options.n_ctx))
+        .with_n_batch(options.n_batch)
+        .with_n_ubatch(options.n_ubatch)
+        .with_n_threads(threads)
+        .with_n_threads_batch(threads)
+        .with_cache_type_k(options.cache_k.ggml())
+        .with_cache_type_v(options.cache_v.ggml())
+        .with_flash_attn_type(match options.flash_attention {
+            FlashAttention::Auto => LlamaFlashAttnType::Auto,
+            FlashAttention::On => LlamaFlashAttnType::Enabled,
+            FlashAttention::Off => LlamaFlashAttnType::Disabled,
+        })
+}

@@ -1,0 +1,317 @@
+//! The routing tap: what ggml's scheduler tells about each graph node.
+//!
+//! During warm-up every node is looked at: a `MUL_MAT_ID` (or `ADD_ID`) whose weights are named
+//! `*_exps*` uses experts, and the tensor that selects them is the router's output of that layer. The
+//! order of these nodes is the model's own and is recorded, never assumed. After that only the
+//! router outputs are asked for; the scheduler then runs the graph in pieces that end there.
+
+use super::Poison;
+use llama_cpp_sys_4 as sys;
+use std::ffi::{CStr, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Routed experts of one layer for one micro-batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Routed<'a> {
+    /// Block index of the layer in the model.
+    pub block: u32,
+    /// Expert indices, `tokens` rows of `top_k`, as the router gave them.
+    pub experts: &'a [i32],
+    /// Tokens in the micro-batch.
+    pub tokens: usize,
+    /// Time from the answer to the layer before (or the start of the decode) to now, ns: that
+    /// layer's expert matmuls and what follows them.
+    pub since_last_ns: u64,
+}
+
+/// Receives every layer's routing while the engine waits.
+pub trait RouteSink: Send {
+    /// Called once a layer and micro-batch, before the layer's experts are used. An error stops the
+    /// decode; nothing is sampled from it.
+    ///
+    /// # Errors
+    /// The cause in plain words.
+    fn routed(&mut self, routed: &Routed<'_>) -> Result<(), String>;
+
+    /// Called after each decode with the time since the last layer's answer and the decode's whole
+    /// time, ns.
+    fn decoded(&mut self, tokens: usize, since_last_ns: u64, decode_ns: u64);
+
+    /// Whether the last decode had to fetch experts.
+    fn streams(&self) -> bool;
+}
+
+/// One use of expert weights in the graph, in graph order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExpertUse {
+    /// Name of the weight tensor in the model file.
+    pub tensor: String,
+    /// Block whose router selects the experts.
+    pub block: u32,
+    /// Address of the tensor's data.
+    pub address: usize,
+    /// Bytes from one expert to the next (the slice length).
+    pub stride_bytes: usize,
+    /// Experts in the tensor.
+    pub experts: usize,
+}
+
+/// What warm-up learned about the graph.
+#[derive(Clone, Debug, Default)]
+pub struct Learned {
+    /// Every use of expert weights, in the order in which the graph uses them.
+    pub uses: Vec<ExpertUse>,
+    /// Name prefix of the router outputs, up to and including the dash before the block index.
+    pub router_prefix: String,
+    /// Blocks whose routing can be seen, in graph order.
+    pub blocks: Vec<u32>,
+    /// Largest top-k seen.
+    pub top_k: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Learning,
+    Running,
+}
+
+/// State behind the callback. Lives in a box whose address llama.cpp keeps.
+pub(super) struct Tap {
+    phase: Phase,
+    learned: Learned,
+    sink: Option<Box<dyn RouteSink>>,
+    experts: Vec<i32>,
+    last: Instant,
+    poison: Arc<Poison>,
+}
+
+impl std::fmt::Debug for Tap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tap").field("phase", &self.phase).field("learned", &self.learned).finish()
+    }
+}
+
+impl Tap {
+    /// A tap that learns until [`Self::run`].
+    pub(super) fn new(poison: Arc<Poison>) -> Self {
+        Self {
+            phase: Phase::Learning,
+            learned: Learned::default(),
+            sink: None,
+            experts: Vec::new(),
+            last: Instant::now(),
+            poison,
+        }
+    }
+
+    pub(super) fn learned(&self) -> &Learned {
+        &self.learned
+    }
+
+    /// Stops learning and hands routing to `sink` from now on. `max_tokens` is the micro-batch.
+    pub(super) fn run(&mut self, sink: Box<dyn RouteSink>, max_tokens: usize) {
+        self.phase = Phase::Running;
+        self.experts = Vec::with_capacity(self.learned.top_k * max_tokens);
+        self.sink = Some(sink);
+    }
+
+    pub(super) fn sink(&self) -> Option<&dyn RouteSink> {
+        self.sink.as_deref()
+    }
+
+    /// Marks the start of a decode.
+    pub(super) fn begin(&mut self) {
+        self.last = Instant::now();
+    }
+
+    /// Marks the end of a decode that began `decode_ns` ago.
+    pub(super) fn end(&mut self, tokens: usize, decode_ns: u64) {
+        let since = nanos(self.last);
+        if let Some(sink) = &mut self.sink {
+            sink.decoded(tokens, since, decode_ns);
+        }
+    }
+
+    /// Whether the scheduler is to stop after this node.
+    fn wants(&mut self, node: &sys::ggml_tensor) -> bool {
+        match self.phase {
+            Phase::Learning => {
+                self.learn(node);
+                false
+            }
+            Phase::Running => {
+                self.sink.is_some()
+                    && block_of(name_of(node), self.learned.router_prefix.as_bytes()).is_some()
+            }
+        }
+    }
+
+    /// Records a node that uses expert weights.
+    fn learn(&mut self, node: &sys::ggml_tensor) {
+        let (weights, selection) = match node.op {
+            sys::GGML_OP_MUL_MAT_ID => (node.src[0], node.src[2]),
+            sys::GGML_OP_ADD_ID => (node.src[1], node.src[2]),
+            _ => return,
+        };
+        // SAFETY: sources of a scheduled node are null or valid for the life of the graph.
+        let (Some(weights), Some(selection)) = (unsafe { weights.as_ref() }, unsafe { selection.as_ref() })
+        else {
+            return;
+        };
+        let Ok(tensor) = std::str::from_utf8(name_of(weights)) else { return };
+        let router = name_of(selection);
+        let Some(dash) = router.iter().rposition(|&b| b == b'-') else { return };
+        let (prefix, block) = router.split_at(dash + 1);
+        let (Ok(prefix), Some(block)) = (std::str::from_utf8(prefix), number(block)) else { return };
+        if !tensor.contains("_exps") {
+            return;
+        }
+        let learned = &mut self.learned;
+        if learned.router_prefix.is_empty() {
+            prefix.clone_into(&mut learned.router_prefix);
+        }
+        if prefix != learned.router_prefix || learned.uses.iter().any(|u| u.tensor == tensor) {
+            return;
+        }
+        if learned.blocks.last() != Some(&block) {
+            learned.blocks.push(block);
+        }
+        learned.top_k = learned.top_k.max(usize::try_from(selection.ne[0]).unwrap_or(0));
+        // Biases are [n, experts], weights [n, m, experts].
+        let last_dim = if node.op == sys::GGML_OP_ADD_ID { 1 } else { 2 };
+        learned.uses.push(ExpertUse {
+            tensor: tensor.to_owned(),
+            block,
+            address: weights.data as usize,
+            stride_bytes: weights.nb[last_dim],
+            experts: usize::try_from(weights.ne[last_dim]).unwrap_or(0),
+        });
+    }
+
+    /// Reads a router output and hands it on. False stops the scheduler's loop.
+    fn deliver(&mut self, node: &sys::ggml_tensor) -> bool {
+        let Some(block) = block_of(name_of(node), self.learned.router_prefix.as_bytes()) else {
+            return true;
+        };
+        let (top_k, tokens) = (node.ne[0], node.ne[1]);
+        let (Ok(top_k), Ok(tokens)) = (usize::try_from(top_k), usize::try_from(tokens)) else {
+            return true;
+        };
+        if node.type_ != sys::GGML_TYPE_I32 || node.data.is_null() {
+            self.poison.set(format!("the router output of block {block} is not a list of indices"));
+            return false;
+        }
+        self.experts.clear();
+        for token in 0..tokens {
+            for slot in 0..top_k {
+                // SAFETY: the node was just computed on the CPU backend, whose buffers are host
+                // memory, and (slot, token) is inside its dims; strides are the tensor's own.
+                let id = unsafe {
+                    node.data
+                        .cast::<u8>()
+                        .add(token * node.nb[1] + slot * node.nb[0])
+                        .cast::<i32>()
+                        .read_unaligned()
+                };
+                self.experts.push(id);
+            }
+        }
+        let Some(sink) = &mut self.sink else { return true };
+        let routed = Routed {
+            block,
+            experts: &self.experts,
+            tokens,
+            since_last_ns: nanos(self.last),
+        };
+        let answer = sink.routed(&routed);
+        self.last = Instant::now();
+        if let Err(cause) = answer {
+            self.poison.set(cause);
+            return false;
+        }
+        true
+    }
+}
+
+fn nanos(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn name_of(tensor: &sys::ggml_tensor) -> &[u8] {
+    // SAFETY: ggml keeps names NUL-terminated inside the fixed array.
+    unsafe { CStr::from_ptr(tensor.name.as_ptr()) }.to_bytes()
+}
+
+/// The number after `prefix`, if the name is exactly that.
+fn block_of(name: &[u8], prefix: &[u8]) -> Option<u32> {
+    if prefix.is_empty() { None } else { number(name.strip_prefix(prefix)?) }
+}
+
+fn number(digits: &[u8]) -> Option<u32> {
+    if digits.is_empty() || digits.len() > 6 {
+        return None;
+    }
+    digits.iter().try_fold(0u32, |sum, &b| {
+        b.is_ascii_digit().then(|| sum * 10 + u32::from(b - b'0'))
+    })
+}
+
+/// `cb_eval` of the context.
+///
+/// # Safety
+/// `user_data` is the context's [`Tap`], touched by nobody else during a decode; `tensor` is a node
+/// of the graph that is being scheduled.
+pub(super) unsafe extern "C" fn on_node(
+    tensor: *mut sys::ggml_tensor,
+    ask: bool,
+    user_data: *mut c_void,
+) -> bool {
+    // SAFETY: as the function's own contract.
+    let (Some(tap), Some(node)) = (unsafe { user_data.cast::<Tap>().as_mut() }, unsafe { tensor.as_ref() })
+    else {
+        return !ask;
+    };
+    let poison = Arc::clone(&tap.poison);
+    // An unwind must not cross the C++ frames above us.
+    catch_unwind(AssertUnwindSafe(|| if ask { tap.wants(node) } else { tap.deliver(node) }))
+        .unwrap_or_else(|panic| {
+            poison.set(format!("the routing tap panicked: {}", panic_text(panic.as_ref())));
+            false
+        })
+}
+
+/// The abort callback of the context.
+///
+/// # Safety
+/// `user_data` is a [`Poison`] that outlives the context.
+pub(super) unsafe extern "C" fn on_abort_check(user_data: *mut c_void) -> bool {
+    // SAFETY: as the function's own contract.
+    unsafe { user_data.cast::<Poison>().as_ref() }.is_some_and(Poison::is_set)
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{block_of, number};
+
+    #[test]
+    fn block_numbers_are_read_only_from_exact_names() {
+        let prefix = b"ffn_moe_topk-";
+        assert_eq!(block_of(b"ffn_moe_topk-0", prefix), Some(0));
+        assert_eq!(block_of(b"ffn_moe_topk-57", prefix), Some(57));
+        assert_eq!(block_of(b"ffn_moe_topk-", prefix), None);
+        assert_eq!(block_of(b"ffn_moe_topk-5 (view)", prefix), None);
+        assert_eq!(block_of(b"ffn_moe_probs-5", prefix), None);
+        assert_eq!(block_of(b"ffn_moe_topk-5", b""), None);
+        assert_eq!(number(b"12345678901"), None);
+    }
+}

@@ -1,0 +1,67 @@
+//! Persistent compute threads. Without an attached pool ggml makes and joins threads for every
+//! piece of graph that the tap cuts.
+
+use super::{EngineError, Poll};
+use llama_cpp_sys_4 as sys;
+use std::ptr::NonNull;
+
+/// One ggml thread pool, freed on drop.
+#[derive(Debug)]
+pub(super) struct ThreadPool {
+    raw: NonNull<sys::ggml_threadpool>,
+}
+
+impl ThreadPool {
+    /// `spin_level` is ggml's `poll`, 0 to 100; `None` keeps ggml's default.
+    fn new(threads: u32, spin_level: Option<u32>) -> Result<Self, EngineError> {
+        let fail = || EngineError::Threads { threads };
+        let count = i32::try_from(threads).ok().filter(|&n| n > 0).ok_or_else(fail)?;
+        // SAFETY: no preconditions.
+        let mut params = unsafe { sys::ggml_threadpool_params_default(count) };
+        if let Some(level) = spin_level {
+            params.poll = level;
+        }
+        // SAFETY: `params` is a fully initialised struct that ggml copies.
+        let raw = unsafe { sys::ggml_threadpool_new(&raw mut params) };
+        NonNull::new(raw).map(|raw| Self { raw }).ok_or_else(fail)
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut sys::ggml_threadpool {
+        self.raw.as_ptr()
+    }
+}
+
+impl Drop for ThreadPool {
+    fn drop(&mut self) {
+        // SAFETY: the session drops its context before its pools, so nothing uses the pool.
+        unsafe { sys::ggml_threadpool_free(self.raw.as_ptr()) };
+    }
+}
+
+/// The pools of one session and which of them is in use.
+#[derive(Debug)]
+pub(super) struct ThreadPools {
+    spinning: Option<ThreadPool>,
+    quiet: Option<ThreadPool>,
+}
+
+impl ThreadPools {
+    pub(super) fn new(threads: u32, poll: Poll) -> Result<Self, EngineError> {
+        let spinning = match poll {
+            Poll::Spin | Poll::Follow => Some(ThreadPool::new(threads, None)?),
+            Poll::Quiet => None,
+        };
+        let quiet = match poll {
+            Poll::Quiet | Poll::Follow => Some(ThreadPool::new(threads, Some(0))?),
+            Poll::Spin => None,
+        };
+        Ok(Self { spinning, quiet })
+    }
+
+    /// The pool for a token that does or does not stream experts; the only one when there is one.
+    pub(super) fn pick(&self, streams: bool) -> Option<&ThreadPool> {
+        let (first, second) =
+            if streams { (&self.quiet, &self.spinning) } else { (&self.spinning, &self.quiet) };
+        first.as_ref().or(second.as_ref())
+    }
+}

@@ -23,8 +23,14 @@ pub enum Ceiling {
 
 impl Ceiling {
     /// All ceilings, in the order of [`Decision::ceilings`].
-    pub const ALL: [Self; 6] =
-        [Self::Model, Self::Configured, Self::Host, Self::Cgroup, Self::Pressure, Self::Value];
+    pub const ALL: [Self; 6] = [
+        Self::Model,
+        Self::Configured,
+        Self::Host,
+        Self::Cgroup,
+        Self::Pressure,
+        Self::Value,
+    ];
 
     /// The label used in metrics and journals.
     #[must_use]
@@ -56,6 +62,22 @@ pub enum PinLimit {
     Uniform,
     /// The policy pins nothing.
     Policy,
+    /// Every expert fits: all may be locked.
+    Model,
+}
+
+/// What moved the pressure ceiling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PressureCause {
+    /// PSI stall, confirmed by low headroom.
+    StallLowHeadroom,
+    /// PSI stall, confirmed by direct reclaim beyond our own reads.
+    StallReclaim,
+    /// Direct reclaim alone: PSI is absent.
+    Reclaim,
+    /// Major faults on experts that the books call resident.
+    Faults,
 }
 
 /// Why an expert is pinned or unpinned.
@@ -108,6 +130,8 @@ pub struct Decision {
     pub pin: Vec<Action>,
     /// Drift was detected on this tick.
     pub drift: bool,
+    /// What holds the pressure ceiling down, while it is below the others.
+    pub pressure_cause: Option<PressureCause>,
 }
 
 impl Default for Decision {
@@ -121,6 +145,7 @@ impl Default for Decision {
             unpin: Vec::new(),
             pin: Vec::new(),
             drift: false,
+            pressure_cause: None,
         }
     }
 }
@@ -128,9 +153,16 @@ impl Default for Decision {
 impl Decision {
     /// Resets everything and keeps the allocations.
     pub fn clear(&mut self) {
-        let (mut unpin, mut pin) = (std::mem::take(&mut self.unpin), std::mem::take(&mut self.pin));
+        let (mut unpin, mut pin) = (
+            std::mem::take(&mut self.unpin),
+            std::mem::take(&mut self.pin),
+        );
         unpin.clear();
         pin.clear();
-        *self = Self { unpin, pin, ..Self::default() };
+        *self = Self {
+            unpin,
+            pin,
+            ..Self::default()
+        };
     }
 }

@@ -5,16 +5,26 @@
 //! equal decisions.
 #![forbid(unsafe_code)]
 
+pub mod adaptive;
+pub mod baselines;
+pub mod config;
 pub mod decision;
 pub mod ids;
+mod num;
 pub mod observe;
+pub mod policy;
+pub mod profile;
 
-pub use decision::{Action, Ceiling, Decision, PinLimit, Reason};
+pub use adaptive::Adaptive;
+pub use config::{AdaptiveConfig, Checked, ConfigError};
+pub use decision::{Action, Ceiling, Decision, PinLimit, PressureCause, Reason};
 pub use ids::{ExpertId, ModelShape, Moment, ShapeError};
 pub use observe::{
     CgroupMemory, EngineTotals, Faults, Held, HostMemory, LockLimits, Observation, Pressure,
     Residence,
 };
+pub use policy::{BuildError, PolicyKind, UnknownPolicy, build};
+pub use profile::{Profile, ProfileError};
 
 /// A policy: observations in, decisions out.
 pub trait Policy: Send {

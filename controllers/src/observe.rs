@@ -23,6 +23,8 @@ pub struct CgroupMemory {
 }
 
 /// Memory-pressure totals. All are running totals; controllers take differences.
+///
+/// The whole is `None` in [`Observation`] when neither PSI nor the reclaim counters can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Pressure {
     /// PSI `some` of memory: microseconds in which at least one task stalled on memory.
@@ -32,6 +34,9 @@ pub struct Pressure {
     /// Pages reclaimed directly by allocating tasks (`pgsteal_direct`), if readable. It confirms
     /// that a stall comes from shortage and not from our own refaults.
     pub direct_reclaim_pages: Option<u64>,
+    /// PSI cannot be read (kernel without it, container): both totals above mean nothing and only
+    /// the reclaim counter counts.
+    pub psi_absent: bool,
 }
 
 /// What the system allows us to lock.

@@ -63,6 +63,7 @@ pub enum Poll {
 
 /// Settings of a session. All of them hold for its life.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct EngineOptions {
     /// Compute threads, for decode and prefill alike.
     pub threads: u32,

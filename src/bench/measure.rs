@@ -1,0 +1,282 @@
+//! The child's half of a benchmark: one policy, measured.
+//!
+//! Only decodes are timed. Between them every token's logits are hashed, so that runs can be
+//! compared bit by bit without the hash costing any of them time.
+
+use super::protocol::{ChildError, ChildRequest, ChildResult, SegmentResult, Task};
+use crate::engine::{EngineOptions, Model, Session, Token};
+use crate::governor::{Journal, JournalFile};
+use crate::model::ModelMap;
+use crate::plant::{Rig, RigOptions, Totals};
+use crate::profile::Profile;
+use crate::sensors::{Roots, Sample, Sensors};
+use anyhow::{Context, Result, bail, ensure};
+use hotpin_controllers::{AdaptiveConfig, Moment, PolicyKind};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::fmt::Write as _;
+use std::io::{Read, Write};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// Settings that the parent passes on unread.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Passed {
+    /// Engine settings; the thread count of the request replaces theirs.
+    pub engine: EngineOptions,
+    /// Settings of the control laws.
+    pub control: AdaptiveConfig,
+    /// Time between ticks, milliseconds.
+    pub tick_ms: u64,
+}
+
+impl Default for Passed {
+    fn default() -> Self {
+        Self { engine: EngineOptions::default(), control: AdaptiveConfig::default(), tick_ms: 100 }
+    }
+}
+
+/// Reads one request from stdin, carries it out, and prints one line of JSON.
+#[must_use]
+pub fn execute() -> ExitCode {
+    let outcome = request().and_then(|request| run(&request));
+    let mut out = std::io::stdout().lock();
+    let (line, code) = match outcome {
+        Ok(result) => (serde_json::to_string(&result), ExitCode::SUCCESS),
+        Err(error) => {
+            let error = ChildError { error: format!("{error:#}") };
+            (serde_json::to_string(&error), ExitCode::FAILURE)
+        }
+    };
+    match line.map(|line| writeln!(out, "{line}")) {
+        Ok(Ok(())) => code,
+        _ => ExitCode::FAILURE,
+    }
+}
+
+fn request() -> Result<ChildRequest> {
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text).context("reading the request")?;
+    serde_json::from_str(&text).context("the request is not valid")
+}
+
+fn run(request: &ChildRequest) -> Result<ChildResult> {
+    if let Some(cgroup) = &request.cgroup {
+        std::fs::write(&cgroup.procs, std::process::id().to_string())
+            .with_context(|| format!("joining {}", cgroup.procs.display()))?;
+    }
+    let started = Instant::now();
+    let map = ModelMap::open(&request.model)?;
+    let model = Model::load(map.path(), |_| true)?;
+    let options = rig_options(request, &map)?;
+    let policy = options.policy;
+    let mut rig = Rig::assemble(&model, &map, options, &mut |_, _| {})?;
+    let load_s = started.elapsed().as_secs_f64();
+    let mut meter = Meter::new();
+    let mut segments = Vec::new();
+    for (name, work) in works(request, &model)? {
+        eprintln!("{policy}: {name}");
+        segments.push(meter.segment(&mut rig, policy, name, &work, request.tokens)?);
+    }
+    Ok(meter.result(request, &rig, segments, load_s))
+}
+
+fn rig_options(request: &ChildRequest, map: &ModelMap) -> Result<RigOptions> {
+    ensure!(
+        matches!(request.store.as_str(), "auto" | "mapped"),
+        "no store is called {:?}; there is mapped",
+        request.store
+    );
+    let passed: Passed = if request.engine.is_null() {
+        Passed::default()
+    } else {
+        serde_json::from_value(request.engine.clone()).context("engine settings of the request")?
+    };
+    let profile = match &request.profile {
+        Some(path) => Some(Profile::load(path, map)?.counts()),
+        None => None,
+    };
+    let journal = request.journal.as_deref().map(JournalFile::create).transpose()?;
+    Ok(RigOptions {
+        policy: request.policy.parse::<PolicyKind>()?,
+        engine: EngineOptions { threads: request.threads, ..passed.engine },
+        control: passed.control,
+        profile,
+        tick: Duration::from_millis(passed.tick_ms),
+        journal: Journal::new(journal),
+    })
+}
+
+/// What one segment decodes.
+enum Work {
+    /// These tokens, one by one.
+    Forced(Vec<Token>),
+    /// The likeliest tokens after this prompt.
+    Generate(Vec<Token>),
+}
+
+fn works(request: &ChildRequest, model: &Model) -> Result<Vec<(String, Work)>> {
+    let names = request.segment_names();
+    let wanted = request.tokens as usize;
+    let works: Result<Vec<Work>> = match request.task {
+        Task::Forced => request
+            .workload
+            .iter()
+            .map(|text| {
+                let content = std::fs::read_to_string(&text.path)
+                    .with_context(|| text.path.display().to_string())?;
+                let mut tokens = model.tokenize(&content, false, false)?;
+                if tokens.len() < wanted {
+                    bail!("{} has {} tokens, {wanted} were asked for", text.path.display(), tokens.len());
+                }
+                tokens.truncate(wanted);
+                Ok(Work::Forced(tokens))
+            })
+            .collect(),
+        Task::Generate => request
+            .prompts
+            .iter()
+            .map(|prompt| Ok(Work::Generate(model.chat_tokens(None, prompt)?)))
+            .collect(),
+    };
+    Ok(names.into_iter().zip(works?).collect())
+}
+
+/// Running measurements of one child.
+struct Meter {
+    sensors: Sensors,
+    started: Instant,
+    hash: Sha256,
+    first_token_ms: Option<f64>,
+}
+
+impl Meter {
+    fn new() -> Self {
+        Self {
+            sensors: Sensors::open(&Roots::default(), Moment { ns: 0 }),
+            started: Instant::now(),
+            hash: Sha256::new(),
+            first_token_ms: None,
+        }
+    }
+
+    fn sample(&mut self) -> Sample {
+        let ns = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.sensors.sample(Moment { ns })
+    }
+
+    /// Decodes one token and hashes its logits; returns the time of the decode alone.
+    fn step(&mut self, session: &mut Session<'_>, tokens: &[Token]) -> Result<Duration> {
+        let began = Instant::now();
+        session.decode(tokens)?;
+        let took = began.elapsed();
+        self.first_token_ms.get_or_insert(took.as_secs_f64() * 1e3);
+        for logit in session.logits() {
+            self.hash.update(logit.to_bits().to_le_bytes());
+        }
+        Ok(took)
+    }
+
+    fn segment(
+        &mut self,
+        rig: &mut Rig<'_>,
+        policy: PolicyKind,
+        name: String,
+        work: &Work,
+        tokens: u32,
+    ) -> Result<SegmentResult> {
+        rig.session.clear();
+        let before = (self.sample(), rig.counters.totals());
+        let mut spent = Duration::ZERO;
+        match work {
+            Work::Forced(forced) => {
+                for &token in forced {
+                    spent += self.step(&mut rig.session, &[token])?;
+                }
+            }
+            Work::Generate(prompt) => {
+                spent += self.step(&mut rig.session, prompt)?;
+                for _ in 0..tokens {
+                    let token = likeliest(rig.session.logits());
+                    spent += self.step(&mut rig.session, &[token])?;
+                }
+            }
+        }
+        let after = (self.sample(), rig.counters.totals());
+        Ok(segment_result(name, policy, tokens, spent, &before, &after))
+    }
+
+    fn result(
+        mut self,
+        request: &ChildRequest,
+        rig: &Rig<'_>,
+        segments: Vec<SegmentResult>,
+        load_s: f64,
+    ) -> ChildResult {
+        let status = rig.governor.as_ref().map(crate::governor::Governor::status);
+        let mut sha = String::new();
+        for byte in std::mem::take(&mut self.hash).finalize() {
+            let _ = write!(sha, "{byte:02x}");
+        }
+        let mut notes = rig.notes.clone();
+        if let Some(failed) = status.as_ref().and_then(|s| s.failed.clone()) {
+            notes.push(failed);
+        }
+        ChildResult {
+            policy: request.policy.clone(),
+            store: "mapped".into(),
+            load_s: Some(load_s),
+            ttft_ms: self.first_token_ms,
+            peak_memory_bytes: self.sample().resident_bytes,
+            pinned_bytes: status.as_ref().map(|s| s.pinned_bytes),
+            resident_at_start_bytes: None,
+            segments,
+            logits_sha256: Some(sha),
+            capacity_bytes: status.as_ref().map(|s| s.decision.capacity_bytes),
+            notes,
+        }
+    }
+}
+
+fn likeliest(logits: &[f32]) -> Token {
+    let best = logits
+        .iter()
+        .enumerate()
+        .max_by(|a, b| a.1.total_cmp(b.1))
+        .map_or(0, |(index, _)| index);
+    Token::try_from(best).unwrap_or(0)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
+fn segment_result(
+    name: String,
+    policy: PolicyKind,
+    tokens: u32,
+    spent: Duration,
+    before: &(Sample, Totals),
+    after: &(Sample, Totals),
+) -> SegmentResult {
+    let n = f64::from(tokens);
+    let change = after.1.since(&before.1);
+    let routed = (change.hits + change.misses) as f64;
+    // Where the kernel keeps transit, only what is locked is known to be resident.
+    let books = matches!(policy, PolicyKind::Adaptive | PolicyKind::Lru) && routed > 0.0;
+    let tapped = policy != PolicyKind::Off && routed > 0.0;
+    let per_token = |now: Option<u64>, then: Option<u64>| Some(now?.saturating_sub(then?) as f64 / n);
+    let seconds = spent.as_secs_f64();
+    SegmentResult {
+        name,
+        tokens,
+        seconds,
+        tok_s: n / seconds.max(1e-9),
+        hit_ratio: books.then(|| change.hits as f64 / routed),
+        pinned_hit_ratio: tapped.then(|| change.pinned_hits as f64 / routed),
+        read_bytes_per_token: per_token(after.0.read_bytes, before.0.read_bytes),
+        stall_ms_per_token: tapped.then(|| change.stall_ns as f64 / 1e6 / n),
+        major_faults_per_token: per_token(
+            after.0.faults.map(|f| f.major),
+            before.0.faults.map(|f| f.major),
+        ),
+    }
+}

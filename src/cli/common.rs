@@ -1,0 +1,176 @@
+//! Arguments that several verbs share, and how they become settings.
+
+use crate::engine::{CacheType, EngineOptions, FlashAttention, Model};
+use crate::governor::{Journal, JournalFile};
+use crate::model::ModelMap;
+use crate::plant::{Rig, RigOptions};
+use crate::profile::Profile;
+use crate::size::parse_size;
+use anyhow::{Context, Result};
+use clap::Args;
+use hotpin_controllers::{AdaptiveConfig, PolicyKind};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Engine settings.
+#[derive(Debug, Clone, Args)]
+pub(super) struct EngineArgs {
+    /// Compute threads [default: all cores]
+    #[arg(short, long, env = "HOTPIN_THREADS")]
+    pub(super) threads: Option<u32>,
+    /// Context length in tokens
+    #[arg(short = 'c', long, env = "HOTPIN_CTX_SIZE", default_value_t = 4096)]
+    pub(super) ctx_size: u32,
+    /// Logical batch in tokens
+    #[arg(short = 'b', long, env = "HOTPIN_BATCH_SIZE", default_value_t = 512)]
+    pub(super) batch_size: u32,
+    /// Physical batch in tokens; the bits of the output depend on it
+    #[arg(long, env = "HOTPIN_UBATCH_SIZE", default_value_t = 512)]
+    pub(super) ubatch_size: u32,
+    /// Type of cached keys
+    #[arg(long, env = "HOTPIN_CACHE_TYPE_K", value_enum, default_value_t)]
+    pub(super) cache_type_k: CacheType,
+    /// Type of cached values
+    #[arg(long, env = "HOTPIN_CACHE_TYPE_V", value_enum, default_value_t)]
+    pub(super) cache_type_v: CacheType,
+    /// Flash attention
+    #[arg(long, env = "HOTPIN_FLASH_ATTN", value_enum, default_value_t)]
+    pub(super) flash_attn: FlashAttention,
+}
+
+impl EngineArgs {
+    pub(super) fn options(&self) -> EngineOptions {
+        let default = EngineOptions::default();
+        EngineOptions {
+            threads: self.threads.unwrap_or(default.threads),
+            n_ctx: self.ctx_size,
+            n_batch: self.batch_size,
+            n_ubatch: self.ubatch_size,
+            cache_k: self.cache_type_k,
+            cache_v: self.cache_type_v,
+            flash_attention: self.flash_attn,
+            poll: default.poll,
+        }
+    }
+}
+
+/// Where experts live.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum StoreKind {
+    /// The best one for this machine.
+    Auto,
+    /// The loader's file mapping, with mlock.
+    Mapped,
+}
+
+/// What regulates the session.
+#[derive(Debug, Clone, Args)]
+pub(super) struct ControlArgs {
+    /// What to keep in memory: off, fetch, static, lru or adaptive
+    #[arg(long, env = "HOTPIN_POLICY", default_value = "adaptive")]
+    pub(super) policy: PolicyKind,
+    /// Where experts live
+    #[arg(long, env = "HOTPIN_STORE", value_enum, default_value = "auto")]
+    pub(super) store: StoreKind,
+    /// Expert counts to start from, made by `hotpin profile`
+    #[arg(long, env = "HOTPIN_PROFILE", value_name = "FILE")]
+    pub(super) profile: Option<PathBuf>,
+    /// Most memory for experts, such as 8GiB or 40% of RAM [default: what the machine can spare]
+    #[arg(long, env = "HOTPIN_CAPACITY", value_name = "SIZE")]
+    pub(super) capacity: Option<String>,
+    /// Memory to leave to other programs
+    #[arg(long, env = "HOTPIN_RESERVE", value_name = "SIZE")]
+    pub(super) reserve: Option<String>,
+    /// Time between control ticks, milliseconds
+    #[arg(long, env = "HOTPIN_TICK_MS", default_value_t = 100, value_parser = clap::value_parser!(u64).range(10..=10_000))]
+    pub(super) tick_ms: u64,
+    /// Write every decision and its reason to FILE, as JSON lines
+    #[arg(long, env = "HOTPIN_JOURNAL", value_name = "FILE")]
+    pub(super) journal: Option<PathBuf>,
+    /// Settings of the control laws, TOML (docs/control.md lists them)
+    #[arg(long, env = "HOTPIN_CONTROL", value_name = "FILE")]
+    pub(super) control: Option<PathBuf>,
+}
+
+impl ControlArgs {
+    /// Settings of the control laws from file and flags.
+    pub(super) fn control(&self) -> Result<AdaptiveConfig> {
+        let mut control = match &self.control {
+            None => AdaptiveConfig::default(),
+            Some(path) => {
+                let text = std::fs::read_to_string(path)
+                    .with_context(|| format!("control settings {}", path.display()))?;
+                toml::from_str(&text).with_context(|| format!("control settings {}", path.display()))?
+            }
+        };
+        let ram = total_ram();
+        if let Some(size) = &self.capacity {
+            control.capacity.limit_bytes = Some(parse_size(size, ram).context("--capacity")?);
+        }
+        if let Some(size) = &self.reserve {
+            control.capacity.host_reserve_bytes = parse_size(size, ram).context("--reserve")?;
+        }
+        Ok(control)
+    }
+
+    pub(super) fn rig_options(&self, engine: EngineOptions, map: &ModelMap) -> Result<RigOptions> {
+        let profile = match &self.profile {
+            Some(path) => Some(Profile::load(path, map)?.counts()),
+            None => None,
+        };
+        let file = self.journal.as_deref().map(JournalFile::create).transpose()?;
+        Ok(RigOptions {
+            policy: self.policy,
+            engine,
+            control: self.control()?,
+            profile,
+            tick: Duration::from_millis(self.tick_ms),
+            journal: Journal::new(file),
+        })
+    }
+}
+
+/// Bytes of RAM, for sizes given in percent.
+pub(super) fn total_ram() -> Option<u64> {
+    use procfs::Current;
+    procfs::Meminfo::current().ok().map(|m| m.mem_total)
+}
+
+/// Maps and loads a model, with a progress bar on a terminal.
+pub(super) fn load(path: &Path) -> Result<(ModelMap, Model)> {
+    let map = ModelMap::open(path)?;
+    let bar = bar("loading");
+    let model = Model::load(map.path(), |fraction| {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 1000")]
+        bar.set_position((fraction * 1000.0) as u64);
+        true
+    });
+    bar.finish_and_clear();
+    Ok((map, model?))
+}
+
+/// Puts a session together, with a progress bar for the first pins, and prints its notes.
+pub(super) fn assemble<'m>(model: &'m Model, map: &ModelMap, options: RigOptions) -> Result<Rig<'m>> {
+    let bar = bar("pinning");
+    let rig = Rig::assemble(model, map, options, &mut |done, planned| {
+        bar.set_position(done.saturating_mul(1000) / planned.max(1));
+    });
+    bar.finish_and_clear();
+    let rig = rig?;
+    for note in &rig.notes {
+        eprintln!("hotpin: {note}");
+    }
+    Ok(rig)
+}
+
+/// A progress bar of 1000 steps; hidden when stderr is not a terminal.
+fn bar(what: &'static str) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{msg:>8} {bar:40} {percent:>3}% {elapsed}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(1000).with_style(style).with_message(what)
+}

@@ -1,0 +1,73 @@
+//! The command line: arguments, verbs, and what they print.
+
+mod common;
+mod inspect;
+mod profile;
+mod run;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Exit code of a run that failed.
+const FAILED: u8 = 1;
+
+/// Runs Mixture-of-Experts GGUF models larger than RAM, keeping the hot experts locked in memory.
+#[derive(Debug, Parser)]
+#[command(name = "hotpin", version, propagate_version = true)]
+pub struct Cli {
+    /// More detail on stderr; twice for llama.cpp's own log
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Generate text
+    Run(run::RunArgs),
+    /// Say what a model file holds and whether it fits this machine
+    Inspect(inspect::InspectArgs),
+    /// Count expert use over prompts, as a starting point for the pinned set
+    Profile(profile::ProfileArgs),
+    /// One run of a benchmark, ordered on stdin by `hotpin bench`
+    #[command(hide = true)]
+    BenchChild,
+}
+
+impl Cli {
+    /// Runs the verb. Errors go to stderr, results to stdout.
+    #[must_use]
+    pub fn execute(self) -> ExitCode {
+        init_log(self.verbose);
+        let outcome = match self.verb {
+            Verb::Run(args) => run::execute(args),
+            Verb::Inspect(args) => inspect::execute(&args),
+            Verb::Profile(args) => profile::execute(&args),
+            Verb::BenchChild => Ok(crate::bench::measure::execute()),
+        };
+        match outcome {
+            Ok(code) => code,
+            Err(error) => {
+                eprintln!("hotpin: {error:#}");
+                ExitCode::from(FAILED)
+            }
+        }
+    }
+}
+
+fn init_log(verbose: u8) {
+    let default = match verbose {
+        0 => "warn,llama.cpp=error",
+        1 => "info,llama.cpp=warn",
+        _ => "debug",
+    };
+    let filter = tracing_subscriber::EnvFilter::try_from_env("HOTPIN_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .without_time()
+        .init();
+}

@@ -1,0 +1,89 @@
+//! Carrying out a decision.
+
+use super::observe::Plant;
+use crate::store::{ExpertStore, StoreError};
+use hotpin_controllers::{Action, Decision, ModelShape};
+
+/// Major faults in one tick above which the books on transit are compared with the kernel.
+const AUDIT_FAULTS: u64 = 64;
+/// Misses may fault in their last pages; this many faults a miss are no news.
+const FAULTS_A_MISS: u64 = 8;
+
+/// What came of a decision.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Acted {
+    pub(super) pinned: Vec<Action>,
+    pub(super) unpinned: Vec<Action>,
+    pub(super) lock_errors: u32,
+    pub(super) last_error: Option<String>,
+    pub(super) pinned_bytes: u64,
+    pub(super) transit_bytes: u64,
+    /// Transit that an audit found gone, bytes.
+    pub(super) lost_bytes: Option<u64>,
+}
+
+/// Unpins, pins, and publishes what the engine ranks transit by. Memory is released before more is
+/// locked.
+pub(super) fn carry_out(
+    store: &dyn ExpertStore,
+    shape: &ModelShape,
+    decision: &Decision,
+    scores: &[f32],
+    plant: &Plant,
+    progress: Option<&mut dyn FnMut(u64, u64)>,
+) -> Acted {
+    let mut acted = Acted::default();
+    store.publish_scores(scores);
+    store.set_capacity(decision.capacity_bytes);
+    for action in &decision.unpin {
+        if store.unpin(action.expert) {
+            acted.unpinned.push(*action);
+        }
+    }
+    if progress.is_some() {
+        let planned: Vec<_> = decision.pin.iter().map(|a| a.expert).collect();
+        store.adopt_resident(&planned);
+    }
+    pin_all(store, shape, decision, &mut acted, progress);
+    let change = plant.change();
+    if change.decode_tokens == 0 && change.prefill_tokens == 0 {
+        store.trim();
+    }
+    if plant.new_faults() > AUDIT_FAULTS + FAULTS_A_MISS * change.misses {
+        acted.lost_bytes = store.audit();
+    }
+    let held = store.held();
+    acted.pinned_bytes = held.pinned_bytes;
+    acted.transit_bytes = held.transit_bytes;
+    acted
+}
+
+fn pin_all(
+    store: &dyn ExpertStore,
+    shape: &ModelShape,
+    decision: &Decision,
+    acted: &mut Acted,
+    mut progress: Option<&mut dyn FnMut(u64, u64)>,
+) {
+    let planned: u64 = decision.pin.iter().map(|a| shape.bytes(a.expert)).sum();
+    let mut done = 0;
+    for action in &decision.pin {
+        match store.pin(action.expert) {
+            Ok(true) => acted.pinned.push(*action),
+            Ok(false) => {}
+            Err(error) => {
+                acted.lock_errors += 1;
+                tracing::warn!("pinning stopped for this tick: {error}");
+                acted.last_error = Some(error.to_string());
+                // The same limit would refuse the rest as well.
+                if matches!(error, StoreError::Lock { .. }) {
+                    return;
+                }
+            }
+        }
+        done += shape.bytes(action.expert);
+        if let Some(progress) = &mut progress {
+            progress(done, planned);
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Between tap and store: counts each layer's routing, fetches what it names, and measures how long
+//! the engine waited for it.
+
+use super::Counters;
+use crate::engine::{RouteSink, Routed};
+use crate::store::{ExpertStore, StoreError};
+use hotpin_controllers::{ExpertId, ModelShape};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Tokens without a miss after which experts are taken to be resident for the time being.
+const STREAMING_MEMORY_TOKENS: u32 = 8;
+/// Weight of a fully resident layer's time in the baseline.
+const BASELINE_WEIGHT: f64 = 0.1;
+
+/// Feeds one session's tap.
+#[derive(Debug)]
+pub struct Feeder {
+    counters: Arc<Counters>,
+    store: Arc<dyn ExpertStore>,
+    shape: ModelShape,
+    /// MoE layer of each block, where it has one.
+    layer_of_block: Vec<Option<usize>>,
+    routed: Vec<ExpertId>,
+    /// Last round in which an expert was seen, to keep `routed` distinct.
+    seen: Vec<u32>,
+    round: u32,
+    baselines_ns: Vec<Option<f64>>,
+    /// The layer that was answered last in this decode, and whether all of it was locked.
+    last: Option<(usize, bool)>,
+    quiet_tokens: u32,
+    missed: bool,
+}
+
+impl Feeder {
+    /// A feeder for a model whose MoE layers are the blocks `blocks`, in order.
+    #[must_use]
+    pub fn new(
+        counters: Arc<Counters>,
+        store: Arc<dyn ExpertStore>,
+        shape: ModelShape,
+        blocks: &[u32],
+    ) -> Self {
+        let last_block = blocks.iter().max().map_or(0, |&b| b as usize + 1);
+        let mut layer_of_block = vec![None; last_block];
+        for (layer, &block) in blocks.iter().enumerate() {
+            layer_of_block[block as usize] = Some(layer);
+        }
+        Self {
+            routed: Vec::with_capacity(shape.total_experts()),
+            seen: vec![0; shape.total_experts()],
+            baselines_ns: vec![None; shape.layers()],
+            counters,
+            store,
+            shape,
+            layer_of_block,
+            round: 0,
+            last: None,
+            quiet_tokens: 0,
+            missed: false,
+        }
+    }
+
+    /// Collects the distinct experts of one layer and counts them.
+    fn collect(&mut self, layer: usize, routed: &Routed<'_>) -> Result<(), StoreError> {
+        self.round = self.round.wrapping_add(1);
+        if self.round == 0 {
+            self.seen.fill(0);
+            self.round = 1;
+        }
+        self.routed.clear();
+        let experts = self.shape.experts_in(layer);
+        for &expert in routed.experts {
+            let index = u32::try_from(expert).ok().filter(|&e| e < experts).ok_or(
+                StoreError::NoSuchExpert { layer, expert, experts },
+            )?;
+            let id = self.shape.id(layer, index);
+            if self.seen[id.index()] == self.round {
+                continue;
+            }
+            self.seen[id.index()] = self.round;
+            self.routed.push(id);
+            if routed.tokens == 1 {
+                self.counters.routed_in_decode(id.index());
+            } else {
+                self.counters.routed_in_prefill(id.index());
+            }
+        }
+        Ok(())
+    }
+
+    /// Books the time of the layer answered last: above its baseline it is stall. Fully locked
+    /// layers set the baseline.
+    fn settle(&mut self, since_last_ns: u64) {
+        let Some((layer, locked)) = self.last.take() else { return };
+        #[expect(clippy::cast_precision_loss, reason = "layer times are far below 2^53 ns")]
+        let took = since_last_ns as f64;
+        let baseline = self.baselines_ns[layer].get_or_insert(took);
+        if locked {
+            *baseline += BASELINE_WEIGHT * (took - *baseline);
+        } else if took < *baseline {
+            *baseline = took;
+        }
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not negative, below 2^53")]
+        let stall_ns = (took - *baseline).max(0.0) as u64;
+        if !locked {
+            self.counters.stalled(stall_ns);
+        }
+    }
+}
+
+impl RouteSink for Feeder {
+    fn routed(&mut self, routed: &Routed<'_>) -> Result<(), String> {
+        if routed.tokens == 1 {
+            self.settle(routed.since_last_ns);
+        }
+        let layer = self.layer_of_block.get(routed.block as usize).copied().flatten();
+        let Some(layer) = layer else { return Ok(()) };
+        self.collect(layer, routed).map_err(|e| e.to_string())?;
+        let started = Instant::now();
+        let found = self.store.fetch(&self.routed).map_err(|e| e.to_string())?;
+        let fetch_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.counters.fetched(&found, fetch_ns);
+        self.missed |= found.misses > 0;
+        if found.misses > 0 {
+            self.counters.stalled(fetch_ns);
+        }
+        if routed.tokens == 1 {
+            self.last = Some((layer, found.pinned_hits as usize == self.routed.len()));
+        }
+        Ok(())
+    }
+
+    fn decoded(&mut self, tokens: usize, since_last_ns: u64, decode_ns: u64) {
+        if tokens == 1 {
+            self.settle(since_last_ns);
+        }
+        self.last = None;
+        self.counters.decoded(tokens as u64, decode_ns);
+        self.quiet_tokens = if self.missed { 0 } else { self.quiet_tokens.saturating_add(1) };
+        self.missed = false;
+    }
+
+    fn streams(&self) -> bool {
+        self.quiet_tokens < STREAMING_MEMORY_TOKENS
+    }
+}

@@ -1,0 +1,10 @@
+//! The running engine as the governor sees it: routing counters that are read without stopping it,
+//! and the feeder that brings each layer's routed experts from the store.
+
+mod counters;
+mod feeder;
+mod rig;
+
+pub use counters::{Counters, Totals};
+pub use feeder::Feeder;
+pub use rig::{Rig, RigError, RigOptions};

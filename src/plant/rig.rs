@@ -1,0 +1,180 @@
+//! A session with everything that regulates it, put together in the order that is safe and taken
+//! apart in the reverse one.
+
+use super::{Counters, Feeder};
+use crate::engine::{EngineError, EngineOptions, Model, Poll, Session};
+use crate::governor::{Governor, GovernorOptions, Journal, Regulated};
+use crate::model::ModelMap;
+use crate::sensors::Roots;
+use crate::store::{DenseLock, ExpertStore, Layout, LayoutError, MappedStore, TransitKeeper};
+use hotpin_controllers::config::AdaptiveConfig;
+use hotpin_controllers::policy::{BuildError, PolicyKind, build};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What to regulate a session with.
+#[derive(Debug)]
+pub struct RigOptions {
+    /// The policy.
+    pub policy: PolicyKind,
+    /// Engine settings; `poll` is chosen by policy.
+    pub engine: EngineOptions,
+    /// Settings of the control laws.
+    pub control: AdaptiveConfig,
+    /// Starting counts, indexed by expert.
+    pub profile: Option<Vec<f32>>,
+    /// Time between ticks.
+    pub tick: Duration,
+    /// The journal.
+    pub journal: Journal,
+}
+
+/// Why a session could not be put together.
+#[derive(Debug, thiserror::Error)]
+pub enum RigError {
+    /// The engine.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The layout.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// The policy.
+    #[error(transparent)]
+    Policy(#[from] BuildError),
+    /// The governor's thread.
+    #[error("the governor's thread could not be started: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+/// A session, its store and its governor. Fields are dropped in this order: the governor stops
+/// before the engine does, and the store unlocks last.
+#[derive(Debug)]
+pub struct Rig<'m> {
+    /// The running governor; `None` under `off` and for dense models.
+    pub governor: Option<Governor>,
+    /// The engine.
+    pub session: Session<'m>,
+    /// The engine's counters.
+    pub counters: Arc<Counters>,
+    /// The store, where there is one.
+    pub store: Option<Arc<dyn ExpertStore>>,
+    /// What the user should know about how this session runs.
+    pub notes: Vec<String>,
+}
+
+/// How idle threads wait under a policy: see docs/control.md.
+fn poll_of(policy: PolicyKind) -> Poll {
+    match policy {
+        PolicyKind::Off => Poll::Spin,
+        PolicyKind::Adaptive => Poll::Follow,
+        PolicyKind::Fetch | PolicyKind::Static | PolicyKind::Lru => Poll::Quiet,
+    }
+}
+
+/// Who keeps transit in budget under a policy.
+fn keeper_of(policy: PolicyKind) -> TransitKeeper {
+    match policy {
+        PolicyKind::Adaptive | PolicyKind::Lru => TransitKeeper::Store,
+        PolicyKind::Off | PolicyKind::Fetch | PolicyKind::Static => TransitKeeper::Kernel,
+    }
+}
+
+impl<'m> Rig<'m> {
+    /// Creates the session, learns the graph, locks the dense weights, makes the first decision and
+    /// starts the loop. `progress` is told bytes pinned and bytes planned.
+    ///
+    /// # Errors
+    /// [`RigError`], see there.
+    pub fn assemble(
+        model: &'m Model,
+        map: &ModelMap,
+        options: RigOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, RigError> {
+        let mut engine = options.engine.clone();
+        engine.poll = poll_of(options.policy);
+        let tapped = options.policy != PolicyKind::Off && map.is_moe();
+        if !tapped {
+            engine.poll = Poll::Spin;
+        }
+        let mut session = Session::new(model, &engine, tapped)?;
+        session.warm_up()?;
+        let counters = Arc::new(Counters::new(map.shape().total_experts()));
+        let mut rig = Self { governor: None, session, counters, store: None, notes: Vec::new() };
+        if !map.is_moe() {
+            rig.notes.push("this is a dense model: every weight is used for every token, so there is nothing to pin".into());
+            return Ok(rig);
+        }
+        if tapped {
+            rig.regulate(map, options, progress)?;
+        }
+        Ok(rig)
+    }
+
+    fn regulate(
+        &mut self,
+        map: &ModelMap,
+        options: RigOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), RigError> {
+        let policy =
+            build(options.policy, map.shape(), &options.control, options.profile.as_deref())?;
+        let Some(learned) = self.session.learned() else { return Ok(()) };
+        let layout = Layout::new(map, learned)?;
+        let slices_per_expert = layout.slices().len().div_ceil(map.shape().total_experts().max(1));
+        let use_score = use_score(&options.control);
+        // SAFETY: the mapping belongs to the model, which `'m` keeps alive longer than the session;
+        // the store is dropped with the rig, after the governor's thread was joined.
+        let (store, dense) =
+            unsafe { MappedStore::new(layout, keeper_of(options.policy), true, use_score) };
+        let dense_locked_bytes = match dense {
+            DenseLock::Locked(bytes) => bytes,
+            DenseLock::Skipped => 0,
+            DenseLock::Failed(error) => {
+                self.notes.push(format!("dense weights are not locked: {error}"));
+                0
+            }
+        };
+        let store: Arc<dyn ExpertStore> = Arc::new(store);
+        let blocks: Vec<u32> = map.layers().iter().map(|l| l.block).collect();
+        let regulated = Regulated {
+            store: Arc::clone(&store),
+            counters: Arc::clone(&self.counters),
+            shape: map.shape().clone(),
+        };
+        let governor = Governor::start(
+            GovernorOptions {
+                tick: options.tick,
+                roots: Roots::default(),
+                dense_locked_bytes,
+                slices_per_expert,
+            },
+            regulated,
+            policy,
+            options.journal,
+            progress,
+        )?;
+        let feeder = Feeder::new(
+            Arc::clone(&self.counters),
+            Arc::clone(&store),
+            map.shape().clone(),
+            &blocks,
+        );
+        self.session.route_to(Box::new(feeder));
+        self.governor = Some(governor);
+        self.store = Some(store);
+        Ok(())
+    }
+}
+
+/// What one use adds to a score, in the scale of the controllers' scores (expected routings a
+/// token): the weight of the newest token in both half-lives.
+fn use_score(control: &AdaptiveConfig) -> f32 {
+    let scores = &control.scores;
+    let newest = |half_life: f64| 1.0 - (-1.0 / half_life).exp2();
+    let fast = newest(scores.fast_half_life_tokens);
+    let slow = newest(scores.slow_half_life_tokens) * scores.slow_weight;
+    #[expect(clippy::cast_possible_truncation, reason = "a score has f32 precision")]
+    let score = ((fast + slow) / (1.0 + scores.slow_weight)) as f32;
+    score
+}

@@ -1,0 +1,275 @@
+//! Where every expert's bytes are: in the model's files and in this process.
+//!
+//! The model map gives file offsets, warm-up gives the addresses and the order that the graph really
+//! uses. Both must tell the same story: every expert tensor of a shard must lie at one common
+//! distance from its file offset, inside one mapping of that shard. If not (repacked weights, a
+//! device buffer), locking would lock the wrong thing, and the layout is refused.
+
+use super::pages::PageRange;
+use crate::engine::{ExpertUse, Learned};
+use crate::model::{ModelMap, Tensor, TensorKind};
+use hotpin_controllers::{ExpertId, ModelShape};
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// One contiguous piece of an expert: its part of one tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SliceAt {
+    /// Address in this process.
+    pub address: usize,
+    /// Length in bytes.
+    pub len: usize,
+    /// Which of the model's files.
+    pub shard: usize,
+    /// Offset in that file, bytes.
+    pub offset: u64,
+}
+
+/// Why a layout was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum LayoutError {
+    /// The graph uses an expert tensor that the file does not have.
+    #[error("the graph uses {tensor}, which is not an expert tensor of the model file")]
+    Unknown {
+        /// Tensor name.
+        tensor: String,
+    },
+    /// Sizes differ between graph and file.
+    #[error("{tensor}: the graph sees {experts} experts of {graph_bytes} bytes, the file has slices of {file_bytes} bytes")]
+    Size {
+        /// Tensor name.
+        tensor: String,
+        /// Experts as the graph sees them.
+        experts: usize,
+        /// Bytes an expert in the graph.
+        graph_bytes: usize,
+        /// Bytes an expert in the file.
+        file_bytes: u64,
+    },
+    /// A tensor is not where its file's mapping should have it.
+    #[error("{tensor} is not in the mapping of its file, so locking it would not keep the file's pages")]
+    NotMapped {
+        /// Tensor name.
+        tensor: String,
+    },
+    /// No use of any tensor of a shard was seen, so its mapping is not known.
+    #[error("the graph used no expert tensor of {path}, so its mapping is unknown")]
+    Unseen {
+        /// The shard.
+        path: PathBuf,
+    },
+    /// A shard could not be opened or the mappings could not be read.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+}
+
+/// Addresses of all experts and dense weights of a loaded model.
+#[derive(Debug)]
+pub struct Layout {
+    shape: ModelShape,
+    slices: Vec<SliceAt>,
+    /// Slices of expert `e` are `first[e]..first[e + 1]`, in the order in which the graph uses them.
+    first: Vec<u32>,
+    dense: Vec<(usize, usize)>,
+    experts_of_tensor: Vec<(usize, usize)>,
+    files: Vec<File>,
+}
+
+impl Layout {
+    /// Joins the model map with what warm-up learned.
+    ///
+    /// # Errors
+    /// [`LayoutError`], see there.
+    pub fn new(map: &ModelMap, learned: &Learned) -> Result<Self, LayoutError> {
+        let shape = map.shape().clone();
+        let bases = shard_bases(map, learned)?;
+        let base_of = |shard: u32| {
+            bases[shard as usize].ok_or_else(|| LayoutError::Unseen {
+                path: map.shards()[shard as usize].path.clone(),
+            })
+        };
+        // Position in the graph of each tensor's first use; what the graph does not use comes last.
+        let mut ranks = vec![usize::MAX; map.tensors().len()];
+        for (rank, used) in learned.uses.iter().enumerate() {
+            if let Some(at) = map.tensors().iter().position(|t| *t.info.name == used.tensor) {
+                ranks[at] = rank;
+            }
+        }
+        let mut slices = Vec::new();
+        let mut first = Vec::with_capacity(shape.total_experts() + 1);
+        for expert in 0..shape.total_experts() {
+            first.push(index_u32(slices.len()));
+            let mut own = map.expert_slices(ExpertId(index_u32(expert))).to_vec();
+            own.sort_by_key(|s| ranks[s.tensor as usize]);
+            for s in own {
+                slices.push(SliceAt {
+                    address: base_of(s.shard)?.wrapping_add(to_usize(s.offset)),
+                    len: to_usize(s.len),
+                    shard: s.shard as usize,
+                    offset: s.offset,
+                });
+            }
+        }
+        first.push(index_u32(slices.len()));
+        let at = |shard: u32, offset: u64, len: u64| {
+            bases[shard as usize].map(|b| (b.wrapping_add(to_usize(offset)), to_usize(len)))
+        };
+        let dense = map.dense_ranges().iter().filter_map(|r| at(r.shard, r.offset, r.len)).collect();
+        let experts_of_tensor = map
+            .tensors()
+            .iter()
+            .filter(|t| t.kind == TensorKind::Expert)
+            .filter_map(|t| at(t.shard, t.info.offset, t.info.bytes))
+            .collect();
+        let files = map.shards().iter().map(|s| open(&s.path)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self { shape, slices, first, dense, experts_of_tensor, files })
+    }
+
+    /// The model's shape.
+    #[must_use]
+    pub fn shape(&self) -> &ModelShape {
+        &self.shape
+    }
+
+    /// All slices, grouped by expert.
+    #[must_use]
+    pub fn slices(&self) -> &[SliceAt] {
+        &self.slices
+    }
+
+    /// Indices into [`Self::slices`] of one expert, in graph order.
+    #[must_use]
+    pub fn slices_of(&self, expert: ExpertId) -> std::ops::Range<usize> {
+        self.first[expert.index()] as usize..self.first[expert.index() + 1] as usize
+    }
+
+    /// Dense weights: address and length of each range.
+    #[must_use]
+    pub fn dense(&self) -> &[(usize, usize)] {
+        &self.dense
+    }
+
+    /// Whole expert tensors: address and length of each.
+    #[must_use]
+    pub fn expert_tensors(&self) -> &[(usize, usize)] {
+        &self.experts_of_tensor
+    }
+
+    /// The open file of a shard.
+    #[must_use]
+    pub fn file(&self, shard: usize) -> &File {
+        &self.files[shard]
+    }
+
+    /// All open shards.
+    #[must_use]
+    pub fn files(&self) -> &[File] {
+        &self.files
+    }
+}
+
+/// Start of each shard's mapping, for the shards of which warm-up saw a tensor.
+fn shard_bases(map: &ModelMap, learned: &Learned) -> Result<Vec<Option<usize>>, LayoutError> {
+    let maps_path = PathBuf::from("/proc/self/maps");
+    let maps = std::fs::read_to_string(&maps_path)
+        .map_err(|source| LayoutError::Io { path: maps_path, source })?;
+    let mut bases: Vec<Option<usize>> = vec![None; map.shards().len()];
+    for used in &learned.uses {
+        let tensor = expert_tensor(map, used)?;
+        let shard = &map.shards()[tensor.shard as usize];
+        let not_mapped = || LayoutError::NotMapped { tensor: used.tensor.clone() };
+        let inode = std::fs::metadata(&shard.path)
+            .map_err(|source| LayoutError::Io { path: shard.path.clone(), source })?
+            .ino();
+        if !maps.lines().any(|line| line_maps(line, used.address, inode)) {
+            return Err(not_mapped());
+        }
+        let base = used.address.wrapping_sub(to_usize(tensor.info.offset));
+        let known = bases[tensor.shard as usize].get_or_insert(base);
+        if *known != base {
+            return Err(not_mapped());
+        }
+    }
+    Ok(bases)
+}
+
+/// The tensor of the file that the graph used, if both agree on its size.
+fn expert_tensor<'m>(map: &'m ModelMap, used: &ExpertUse) -> Result<&'m Tensor, LayoutError> {
+    let tensor = map
+        .tensor(&used.tensor)
+        .filter(|t| t.kind == TensorKind::Expert)
+        .ok_or_else(|| LayoutError::Unknown { tensor: used.tensor.clone() })?;
+    let file_bytes = tensor.info.bytes / (used.experts.max(1) as u64);
+    let agrees = used.stride_bytes as u64 == file_bytes
+        && used.experts as u64 * file_bytes == tensor.info.bytes;
+    if agrees {
+        return Ok(tensor);
+    }
+    Err(LayoutError::Size {
+        tensor: used.tensor.clone(),
+        experts: used.experts,
+        graph_bytes: used.stride_bytes,
+        file_bytes,
+    })
+}
+
+/// Whether a line of `/proc/self/maps` covers `address` and is backed by `inode`.
+fn line_maps(line: &str, address: usize, inode: u64) -> bool {
+    let mut fields = line.split_ascii_whitespace();
+    let Some((start, end)) = fields.next().and_then(|range| range.split_once('-')) else {
+        return false;
+    };
+    let (Ok(start), Ok(end)) = (usize::from_str_radix(start, 16), usize::from_str_radix(end, 16))
+    else {
+        return false;
+    };
+    let backed = fields.nth(3).and_then(|field| field.parse::<u64>().ok());
+    (start..end).contains(&address) && backed == Some(inode)
+}
+
+fn open(path: &Path) -> Result<File, LayoutError> {
+    File::open(path).map_err(|source| LayoutError::Io { path: path.to_owned(), source })
+}
+
+fn index_u32(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+/// File offsets and sizes were checked against the file, and the file is mapped whole.
+fn to_usize(n: u64) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}
+
+impl SliceAt {
+    /// The pages that the slice touches.
+    pub(super) fn outer(&self) -> PageRange {
+        PageRange::outer(self.address, self.len)
+    }
+
+    /// The pages that hold nothing but this slice.
+    pub(super) fn inner(&self) -> PageRange {
+        PageRange::inner(self.address, self.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::line_maps;
+
+    #[test]
+    fn maps_lines_are_matched_by_address_and_inode() {
+        let line = "7f0000000000-7f0000002000 r--s 00000000 fe:00 4711    /models/my model.gguf";
+        assert!(line_maps(line, 0x7f00_0000_0000, 4711));
+        assert!(line_maps(line, 0x7f00_0000_1fff, 4711));
+        assert!(!line_maps(line, 0x7f00_0000_2000, 4711));
+        assert!(!line_maps(line, 0x7f00_0000_0000, 4712));
+        assert!(!line_maps("nonsense", 0, 0));
+        assert!(!line_maps("", 0, 0));
+    }
+}

@@ -1,0 +1,481 @@
+//! Store `mapped`: the loader's own file mapping, with experts fetched by exact-range readahead and
+//! pinned with `mlock`. Safe by construction: a fetch that comes too late is only a slow page fault.
+//!
+//! An expert is absent, in transit (in the page cache, by the books) or pinned. Each change is one
+//! compare-and-swap that exactly one thread wins, so engine and governor never wait for each other.
+
+use super::boundary::Boundaries;
+use super::layout::Layout;
+use super::pages::{self, PageRange};
+use super::{ExpertStore, Fetched, StoreError};
+use hotpin_controllers::{ExpertId, Held, Residence};
+use nix::errno::Errno;
+use std::os::fd::AsFd;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+
+const ABSENT: u8 = 0;
+const TRANSIT: u8 = 1;
+const PINNED: u8 = 2;
+/// The governor is reading, locking or evicting it.
+const BUSY: u8 = 3;
+
+/// Evicting goes on below the budget by this share of it, so that not every fetch has to choose.
+const EVICT_AHEAD_SHARE: u64 = 64;
+
+/// Who keeps transit within its budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransitKeeper {
+    /// The kernel's page reclaim: nothing is evicted by us and residency is unknown.
+    Kernel,
+    /// The store: it evicts by score before the kernel has to reclaim.
+    Store,
+}
+
+/// Outcome of locking the dense weights.
+#[derive(Debug)]
+pub enum DenseLock {
+    /// Locked, bytes.
+    Locked(u64),
+    /// Not asked for.
+    Skipped,
+    /// Could not be locked; the session goes on without.
+    Failed(StoreError),
+}
+
+/// The store over the loader's file mapping.
+#[derive(Debug)]
+pub struct MappedStore {
+    layout: Layout,
+    keeper: TransitKeeper,
+    states: Vec<AtomicU8>,
+    /// Scores as `f32` bits: published by the governor, raised by the engine on each use.
+    scores: Vec<AtomicU32>,
+    /// What one use adds to a score until the governor publishes again.
+    use_score: f32,
+    capacity_bytes: AtomicU64,
+    pinned_bytes: AtomicU64,
+    transit_bytes: AtomicU64,
+    shortfall_bytes: AtomicU64,
+    /// Only the governor locks and unlocks, so this is never contended.
+    boundaries: Mutex<Boundaries>,
+    /// The engine's scratch for choosing victims.
+    victims: Mutex<Vec<(f32, u32)>>,
+    dense_locked: bool,
+}
+
+impl MappedStore {
+    /// Takes over the mapping: expert ranges get no fault-time readahead, dense weights are locked
+    /// first when `lock_dense`.
+    ///
+    /// `use_score` is what one decode use adds to an expert's score before the next publication.
+    ///
+    /// # Safety
+    /// The mapping that `layout` describes must outlive the store: it is locked, advised and dropped
+    /// by address.
+    #[must_use]
+    pub unsafe fn new(
+        layout: Layout,
+        keeper: TransitKeeper,
+        lock_dense: bool,
+        use_score: f32,
+    ) -> (Self, DenseLock) {
+        for &(address, len) in layout.expert_tensors() {
+            // Advice that is refused costs speed only.
+            let _ = pages::random(PageRange::inner(address, len));
+        }
+        let dense = if lock_dense { lock_dense_ranges(&layout) } else { DenseLock::Skipped };
+        let dense_locked = matches!(dense, DenseLock::Locked(_));
+        let experts = layout.shape().total_experts();
+        let boundaries = Boundaries::new(layout.slices(), layout.dense(), dense_locked);
+        let store = Self {
+            keeper,
+            states: (0..experts).map(|_| AtomicU8::new(ABSENT)).collect(),
+            scores: (0..experts).map(|_| AtomicU32::new(0)).collect(),
+            use_score,
+            capacity_bytes: AtomicU64::new(0),
+            pinned_bytes: AtomicU64::new(0),
+            transit_bytes: AtomicU64::new(0),
+            shortfall_bytes: AtomicU64::new(0),
+            boundaries: Mutex::new(boundaries),
+            victims: Mutex::new(Vec::with_capacity(experts)),
+            dense_locked,
+            layout,
+        };
+        (store, dense)
+    }
+
+    /// The layout.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn bytes(&self, id: ExpertId) -> u64 {
+        self.layout.shape().bytes(id)
+    }
+
+    fn state(&self, id: ExpertId) -> u8 {
+        self.states[id.index()].load(Acquire)
+    }
+
+    /// One state change; false when somebody else was first.
+    fn change(&self, id: ExpertId, from: u8, to: u8) -> bool {
+        self.states[id.index()].compare_exchange(from, to, AcqRel, Acquire).is_ok()
+    }
+
+    fn score(&self, index: usize) -> f32 {
+        f32::from_bits(self.scores[index].load(Relaxed))
+    }
+
+    fn raise_score(&self, id: ExpertId) {
+        // A publication between load and store loses one use of one expert until the next tick.
+        let raised = self.score(id.index()) + self.use_score;
+        self.scores[id.index()].store(raised.to_bits(), Relaxed);
+    }
+
+    /// Bytes that transit may hold.
+    fn transit_budget(&self) -> u64 {
+        self.capacity_bytes.load(Relaxed).saturating_sub(self.pinned_bytes.load(Relaxed))
+    }
+
+    fn drop_pages(&self, id: ExpertId) {
+        for i in self.layout.slices_of(id) {
+            let slice = self.layout.slices()[i];
+            let inner = slice.inner();
+            let offset = slice.offset + (inner.start() - slice.address) as u64;
+            pages::drop_cached(inner, self.layout.file(slice.shard).as_fd(), offset);
+        }
+    }
+
+    /// Whether every page that is the expert's own is resident; `None` when that cannot be known.
+    fn is_resident(&self, id: ExpertId, scratch: &mut Vec<u8>) -> Option<bool> {
+        for i in self.layout.slices_of(id) {
+            let inner = self.layout.slices()[i].inner();
+            if inner.is_empty() {
+                continue;
+            }
+            let resident = pages::resident_pages(inner, scratch).ok()?;
+            if resident * pages::page_bytes() != inner.len() {
+                return Some(false);
+            }
+        }
+        Some(true)
+    }
+
+    /// Evicts the lowest-scored transit until it is within `budget`, sparing `keep`.
+    fn evict_to(&self, budget: u64, keep: &[ExpertId]) {
+        if self.transit_bytes.load(Relaxed) <= budget {
+            return;
+        }
+        let Ok(mut victims) = self.victims.try_lock() else { return };
+        let goal = budget - budget / EVICT_AHEAD_SHARE;
+        victims.clear();
+        for (index, state) in self.states.iter().enumerate() {
+            if state.load(Relaxed) == TRANSIT && !keep.contains(&expert_id(index)) {
+                victims.push((self.score(index), expert_id(index).0));
+            }
+        }
+        let excess = self.transit_bytes.load(Relaxed).saturating_sub(goal);
+        let smallest = (0..self.layout.shape().layers())
+            .map(|l| self.layout.shape().layer_expert_bytes(l))
+            .min()
+            .unwrap_or(1);
+        let wanted = usize::try_from(excess / smallest + 1).unwrap_or(usize::MAX);
+        if wanted < victims.len() {
+            victims.select_nth_unstable_by(wanted, |a, b| a.0.total_cmp(&b.0));
+            victims.truncate(wanted + 1);
+        }
+        victims.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+        for &(_, id) in victims.iter() {
+            if self.transit_bytes.load(Relaxed) <= goal {
+                break;
+            }
+            let id = ExpertId(id);
+            if self.change(id, TRANSIT, BUSY) {
+                self.transit_bytes.fetch_sub(self.bytes(id), AcqRel);
+                self.drop_pages(id);
+                self.states[id.index()].store(ABSENT, Release);
+            }
+        }
+    }
+
+    /// Starts reading the experts, part by part in the order in which the graph uses them.
+    fn read_ahead(&self, experts: &[ExpertId]) -> Result<u64, StoreError> {
+        let mut bytes = 0u64;
+        let parts = experts.iter().map(|&id| self.layout.slices_of(id).len()).max().unwrap_or(0);
+        for part in 0..parts {
+            for &id in experts {
+                let Some(slice) = self.layout.slices_of(id).nth(part) else { continue };
+                let slice = &self.layout.slices()[slice];
+                pages::will_need(slice.outer())
+                    .map_err(|errno| StoreError::Read { bytes: slice.len, errno })?;
+                bytes += slice.len as u64;
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Locks the slices of an expert that is `BUSY` for us. After a failure none is locked.
+    fn lock_slices(&self, id: ExpertId) -> Result<(), Errno> {
+        let mut boundaries = self.boundaries.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let slices = self.layout.slices_of(id);
+        for i in slices.clone() {
+            if let Err(errno) = pages::lock(self.layout.slices()[i].outer()) {
+                // `lock` unlocked the whole range, which may have held neighbours' pages.
+                for done in slices.start..i {
+                    let pages = self.layout.slices()[done].outer();
+                    pages::unlock(boundaries.unlock(done, pages));
+                }
+                self.relock_neighbours(i);
+                return Err(errno);
+            }
+            boundaries.lock(i);
+        }
+        Ok(())
+    }
+
+    /// After a failed lock of slice `i` unlocked its pages: locks again what neighbours own of them.
+    fn relock_neighbours(&self, i: usize) {
+        let lost = self.layout.slices()[i].outer();
+        let meets = |range: PageRange| {
+            range.start() < lost.start() + lost.len() && lost.start() < range.start() + range.len()
+        };
+        for (index, state) in self.states.iter().enumerate() {
+            if state.load(Acquire) != PINNED {
+                continue;
+            }
+            for j in self.layout.slices_of(expert_id(index)) {
+                let range = self.layout.slices()[j].outer();
+                if meets(range) {
+                    let _ = pages::lock(range);
+                }
+            }
+        }
+        if self.dense_locked {
+            for &(address, len) in self.layout.dense() {
+                let range = PageRange::outer(address, len);
+                if meets(range) {
+                    let _ = pages::lock(range);
+                }
+            }
+        }
+    }
+}
+
+impl ExpertStore for MappedStore {
+    fn fetch(&self, experts: &[ExpertId]) -> Result<Fetched, StoreError> {
+        let mut found = Fetched::default();
+        // Top-k of a decode fits; prefill unions spill to the heap.
+        let mut missing = Vec::new();
+        for &id in experts {
+            self.raise_score(id);
+            match self.state(id) {
+                PINNED => {
+                    found.hits += 1;
+                    found.pinned_hits += 1;
+                }
+                TRANSIT => found.hits += 1,
+                _ => {
+                    found.misses += 1;
+                    missing.push(id);
+                }
+            }
+        }
+        if missing.is_empty() {
+            return Ok(found);
+        }
+        found.bytes = self.read_ahead(&missing)?;
+        if self.keeper == TransitKeeper::Store {
+            for &id in &missing {
+                if self.change(id, ABSENT, TRANSIT) {
+                    self.transit_bytes.fetch_add(self.bytes(id), AcqRel);
+                }
+            }
+            // After the reads were started, so that choosing and dropping overlaps with them.
+            self.evict_to(self.transit_budget(), experts);
+        }
+        Ok(found)
+    }
+
+    fn pin(&self, id: ExpertId) -> Result<bool, StoreError> {
+        let from = self.state(id);
+        if from == PINNED || from == BUSY || !self.change(id, from, BUSY) {
+            return Ok(false);
+        }
+        let bytes = self.bytes(id);
+        if from == TRANSIT {
+            self.transit_bytes.fetch_sub(bytes, AcqRel);
+        }
+        // A cold range without readahead is read page by page when it is locked: read it first.
+        let locked = (if from == ABSENT { self.read_ahead(&[id]).map(drop) } else { Ok(()) })
+            .and_then(|()| {
+                self.lock_slices(id).map_err(|errno| StoreError::Lock { bytes, errno, advice: advice(errno) })
+            });
+        match locked {
+            Ok(()) => {
+                self.pinned_bytes.fetch_add(bytes, AcqRel);
+                self.states[id.index()].store(PINNED, Release);
+                Ok(true)
+            }
+            Err(error) => {
+                self.shortfall_bytes.fetch_add(bytes, AcqRel);
+                if from == TRANSIT {
+                    self.transit_bytes.fetch_add(bytes, AcqRel);
+                }
+                self.states[id.index()].store(from, Release);
+                Err(error)
+            }
+        }
+    }
+
+    fn unpin(&self, id: ExpertId) -> bool {
+        if !self.change(id, PINNED, BUSY) {
+            return false;
+        }
+        let mut boundaries = self.boundaries.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        for i in self.layout.slices_of(id) {
+            pages::unlock(boundaries.unlock(i, self.layout.slices()[i].outer()));
+        }
+        let bytes = self.bytes(id);
+        self.pinned_bytes.fetch_sub(bytes, AcqRel);
+        let to = match self.keeper {
+            TransitKeeper::Store => {
+                self.transit_bytes.fetch_add(bytes, AcqRel);
+                TRANSIT
+            }
+            TransitKeeper::Kernel => ABSENT,
+        };
+        self.states[id.index()].store(to, Release);
+        true
+    }
+
+    fn adopt_resident(&self, planned: &[ExpertId]) {
+        if self.keeper == TransitKeeper::Kernel {
+            return;
+        }
+        let mut is_planned = vec![false; self.states.len()];
+        let mut room = self.transit_budget();
+        for &id in planned {
+            is_planned[id.index()] = true;
+            room = room.saturating_sub(self.bytes(id));
+        }
+        let mut scratch = Vec::new();
+        for (index, &planned) in is_planned.iter().enumerate() {
+            let id = expert_id(index);
+            let bytes = self.bytes(id);
+            // Where residency cannot be known everything is dropped, so that the books are exact.
+            let whole = self.is_resident(id, &mut scratch) == Some(true);
+            if whole && bytes <= room && !planned {
+                if self.change(id, ABSENT, TRANSIT) {
+                    self.transit_bytes.fetch_add(bytes, AcqRel);
+                    room -= bytes;
+                }
+            } else if !planned && self.state(id) == ABSENT {
+                self.drop_pages(id);
+            }
+        }
+    }
+
+    fn set_capacity(&self, bytes: u64) {
+        self.capacity_bytes.store(bytes, Relaxed);
+    }
+
+    fn publish_scores(&self, scores: &[f32]) {
+        for (slot, score) in self.scores.iter().zip(scores) {
+            slot.store(score.to_bits(), Relaxed);
+        }
+    }
+
+    fn trim(&self) {
+        if self.keeper == TransitKeeper::Store {
+            self.evict_to(self.transit_budget(), &[]);
+        }
+    }
+
+    fn audit(&self) -> Option<u64> {
+        if self.keeper == TransitKeeper::Kernel {
+            return None;
+        }
+        let mut gone = 0;
+        let mut scratch = Vec::new();
+        for index in 0..self.states.len() {
+            let id = expert_id(index);
+            if self.state(id) != TRANSIT {
+                continue;
+            }
+            if !self.is_resident(id, &mut scratch)? && self.change(id, TRANSIT, ABSENT) {
+                self.transit_bytes.fetch_sub(self.bytes(id), AcqRel);
+                gone += self.bytes(id);
+            }
+        }
+        Some(gone)
+    }
+
+    fn held(&self) -> Held {
+        Held {
+            pinned_bytes: self.pinned_bytes.load(Acquire),
+            transit_bytes: self.transit_bytes.load(Acquire),
+            lock_shortfall_bytes: self.shortfall_bytes.swap(0, AcqRel),
+        }
+    }
+
+    fn residence_into(&self, out: &mut [Residence]) {
+        for (slot, state) in out.iter_mut().zip(&self.states) {
+            *slot = match state.load(Relaxed) {
+                PINNED => Residence::Pinned,
+                TRANSIT => Residence::Transit,
+                _ => Residence::Absent,
+            };
+        }
+    }
+
+    fn unlock_all(&self) {
+        for index in 0..self.states.len() {
+            self.unpin(expert_id(index));
+        }
+    }
+}
+
+impl Drop for MappedStore {
+    fn drop(&mut self) {
+        self.unlock_all();
+        if self.dense_locked {
+            for &(address, len) in self.layout.dense() {
+                pages::unlock(PageRange::outer(address, len));
+            }
+        }
+    }
+}
+
+/// Reads and locks the dense weights, all or none.
+fn lock_dense_ranges(layout: &Layout) -> DenseLock {
+    let mut bytes = 0u64;
+    let ranges = || layout.dense().iter().map(|&(address, len)| PageRange::outer(address, len));
+    for range in ranges() {
+        // Locking reads what is missing; reading ahead first is only faster.
+        let _ = pages::will_need(range);
+        if let Err(errno) = pages::lock(range) {
+            for done in ranges() {
+                pages::unlock(done);
+            }
+            let bytes = range.len() as u64;
+            return DenseLock::Failed(StoreError::Lock { bytes, errno, advice: advice(errno) });
+        }
+        bytes += range.len() as u64;
+    }
+    DenseLock::Locked(bytes)
+}
+
+fn advice(errno: Errno) -> &'static str {
+    match errno {
+        Errno::EPERM => "this user may lock nothing: raise RLIMIT_MEMLOCK or grant CAP_IPC_LOCK",
+        Errno::ENOMEM => "over RLIMIT_MEMLOCK or vm.max_map_count: raise `ulimit -l` or the sysctl",
+        Errno::EAGAIN => "the system had no memory to lock at that moment; it is tried again later",
+        _ => "unexpected; please report it",
+    }
+}
+
+fn expert_id(index: usize) -> ExpertId {
+    ExpertId(u32::try_from(index).unwrap_or(u32::MAX))
+}

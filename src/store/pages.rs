@@ -1,0 +1,191 @@
+//! The memory calls, each over a checked page range. Every other module of the store is safe code.
+
+use nix::errno::Errno;
+use std::ffi::c_void;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::OnceLock;
+
+/// Bytes of one read-ahead request. The kernel clamps a larger one to the device's limit and drops
+/// the rest silently.
+pub(super) const READ_AHEAD_BYTES: usize = 512 << 10;
+
+/// Size of a page in bytes.
+pub(super) fn page_bytes() -> usize {
+    static PAGE: OnceLock<usize> = OnceLock::new();
+    *PAGE.get_or_init(|| {
+        nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE)
+            .ok()
+            .flatten()
+            .and_then(|n| usize::try_from(n).ok())
+            .unwrap_or(4096)
+    })
+}
+
+/// A range of whole pages of the model's file mapping.
+///
+/// Built only from the layout, which checked that the addresses belong to a mapping that lives as
+/// long as the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PageRange {
+    start: usize,
+    len: usize,
+}
+
+impl PageRange {
+    /// The pages that `address..address + len` touches.
+    pub(super) fn outer(address: usize, len: usize) -> Self {
+        let mask = page_bytes() - 1;
+        let start = address & !mask;
+        let end = (address + len + mask) & !mask;
+        Self { start, len: end - start }
+    }
+
+    /// The pages that lie wholly inside `address..address + len`; may be empty.
+    pub(super) fn inner(address: usize, len: usize) -> Self {
+        let mask = page_bytes() - 1;
+        let start = (address + mask) & !mask;
+        let end = (address + len) & !mask;
+        Self { start, len: end.saturating_sub(start) }
+    }
+
+    /// The same range without its first or last page.
+    pub(super) fn without(self, first: bool, last: bool) -> Self {
+        let page = page_bytes();
+        let cut = page * (usize::from(first) + usize::from(last));
+        if cut >= self.len {
+            return Self { start: self.start, len: 0 };
+        }
+        Self { start: self.start + if first { page } else { 0 }, len: self.len - cut }
+    }
+
+    pub(super) fn start(self) -> usize {
+        self.start
+    }
+
+    pub(super) fn len(self) -> usize {
+        self.len
+    }
+
+    pub(super) fn is_empty(self) -> bool {
+        self.len == 0
+    }
+
+    fn ptr(self) -> *mut c_void {
+        self.start as *mut c_void
+    }
+
+    /// The range in pieces of at most `bytes`.
+    pub(super) fn pieces(self, bytes: usize) -> impl Iterator<Item = Self> {
+        (0..self.len)
+            .step_by(bytes)
+            .map(move |at| Self { start: self.start + at, len: bytes.min(self.len - at) })
+    }
+}
+
+fn advise(range: PageRange, advice: libc::c_int) -> Result<(), Errno> {
+    if range.is_empty() {
+        return Ok(());
+    }
+    // SAFETY: the range is whole pages of a read-only file mapping that outlives the store; every
+    // advice used here leaves the contents that a later read sees unchanged.
+    Errno::result(unsafe { libc::madvise(range.ptr(), range.len, advice) }).map(drop)
+}
+
+/// Starts reading the range into the page cache, in pieces that the kernel does not clamp.
+pub(super) fn will_need(range: PageRange) -> Result<(), Errno> {
+    range.pieces(READ_AHEAD_BYTES).try_for_each(|piece| advise(piece, libc::MADV_WILLNEED))
+}
+
+/// Turns fault-time readahead off for the range: what is read is what is asked for.
+pub(super) fn random(range: PageRange) -> Result<(), Errno> {
+    advise(range, libc::MADV_RANDOM)
+}
+
+/// Maps what is in the page cache and reads what is not. Waits.
+pub(super) fn populate(range: PageRange) -> Result<(), Errno> {
+    advise(range, libc::MADV_POPULATE_READ)
+}
+
+/// Locks the range. The kernel flags the area before it reads it, so after a failure the range is
+/// unlocked again.
+pub(super) fn lock(range: PageRange) -> Result<(), Errno> {
+    if range.is_empty() {
+        return Ok(());
+    }
+    // SAFETY: as for `advise`; locking changes no contents.
+    let result = Errno::result(unsafe { libc::mlock(range.ptr(), range.len) }).map(drop);
+    if result.is_err() {
+        unlock(range);
+    }
+    result
+}
+
+/// Unlocks the range.
+pub(super) fn unlock(range: PageRange) {
+    if range.is_empty() {
+        return;
+    }
+    // SAFETY: as for `lock`.
+    let result = unsafe { libc::munlock(range.ptr(), range.len) };
+    debug_assert_eq!(result, 0, "munlock fails only on ranges that are not mapped");
+}
+
+/// Unmaps the range and drops its clean pages from the page cache. `offset` is where the range
+/// lies in `file`. Pages that other processes map stay.
+pub(super) fn drop_cached(range: PageRange, file: BorrowedFd<'_>, offset: u64) {
+    if range.is_empty() || advise(range, libc::MADV_DONTNEED).is_err() {
+        return;
+    }
+    let (Ok(offset), Ok(len)) = (i64::try_from(offset), i64::try_from(range.len)) else { return };
+    // SAFETY: plain system call on a borrowed descriptor; it takes no pointers.
+    let _ = unsafe { libc::posix_fadvise(file.as_raw_fd(), offset, len, libc::POSIX_FADV_DONTNEED) };
+}
+
+/// Resident pages of the range, by `mincore`. `scratch` is reused between calls.
+pub(super) fn resident_pages(range: PageRange, scratch: &mut Vec<u8>) -> Result<usize, Errno> {
+    let pages = range.len / page_bytes();
+    scratch.clear();
+    scratch.resize(pages, 0);
+    // SAFETY: `scratch` has one byte a page of the range, which is mapped.
+    Errno::result(unsafe { libc::mincore(range.ptr(), range.len, scratch.as_mut_ptr()) })?;
+    Ok(scratch.iter().filter(|&&b| b & 1 == 1).count())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{PageRange, page_bytes};
+
+    #[test]
+    fn ranges_round_outwards_and_inwards() {
+        let p = page_bytes();
+        let outer = PageRange::outer(p + 10, 2 * p);
+        assert_eq!((outer.start(), outer.len()), (p, 3 * p));
+        let inner = PageRange::inner(p + 10, 2 * p);
+        assert_eq!((inner.start(), inner.len()), (2 * p, p));
+        assert!(PageRange::inner(p + 10, 20).is_empty());
+        let whole = PageRange::outer(p, p);
+        assert_eq!((whole.start(), whole.len()), (p, p));
+        assert_eq!(PageRange::inner(p, p), whole);
+    }
+
+    #[test]
+    fn without_cuts_shared_ends() {
+        let p = page_bytes();
+        let range = PageRange::outer(p, 3 * p);
+        assert_eq!(range.without(true, false), PageRange::outer(2 * p, 2 * p));
+        assert_eq!(range.without(false, true), PageRange::outer(p, 2 * p));
+        assert_eq!(range.without(true, true), PageRange::outer(2 * p, p));
+        assert!(PageRange::outer(p, p).without(true, false).is_empty());
+        assert!(PageRange::outer(p, 2 * p).without(true, true).is_empty());
+    }
+
+    #[test]
+    fn pieces_cover_the_range() {
+        let p = page_bytes();
+        let range = PageRange::outer(0, 10 * p);
+        let pieces: Vec<_> = range.pieces(4 * p).collect();
+        assert_eq!(pieces.len(), 3);
+        assert_eq!(pieces.iter().map(|r| r.len()).sum::<usize>(), range.len());
+        assert_eq!(pieces[2], PageRange::outer(8 * p, 2 * p));
+    }
+}

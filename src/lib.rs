@@ -1,1 +1,4 @@
 //! x
+
+pub mod model;
+pub mod size;

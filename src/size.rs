@@ -5,7 +5,9 @@
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
     /// There is no number, or it is not a plain decimal one.
-    #[error("'{text}' is not a size; write bytes, or a number with MiB, GiB, MB, GB and so on, as in 2GiB or 2500MB")]
+    #[error(
+        "'{text}' is not a size; write bytes, or a number with MiB, GiB, MB, GB and so on, as in 2GiB or 2500MB"
+    )]
     Number {
         /// What was given.
         text: String,
@@ -46,8 +48,8 @@ const ONE: u128 = 1_000_000_000;
 
 /// Reads a size in bytes.
 ///
-/// Accepts plain bytes, `B`, decimal units (`kB` = 10^3 to `PB`), binary ones (`KiB` = 2^10 to
-/// `PiB`), in any case, with decimals (`1.5GiB`, rounded down to a byte), and shares (`40%`) of
+/// Accepts plain bytes, `B`, decimal units (`kB` = 10^3 to `EB`), binary ones (`KiB` = 2^10 to
+/// `EiB`), in any case, with decimals (`1.5GiB`, rounded down to a byte), and shares (`40%`) of
 /// `total_bytes`. A bare `K`, `M` or `G` is refused, since it has two meanings.
 ///
 /// # Errors
@@ -55,7 +57,9 @@ const ONE: u128 = 1_000_000_000;
 pub fn parse_size(text: &str, total_bytes: Option<u64>) -> Result<u64, SizeError> {
     let owned = || text.to_owned();
     let trimmed = text.trim();
-    let split = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
+    let split = trimmed
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(trimmed.len());
     let (number, unit) = (&trimmed[..split], trimmed[split..].trim());
     let billionths = parse_billionths(number).ok_or_else(|| SizeError::Number { text: owned() })?;
     if unit == "%" {
@@ -74,7 +78,9 @@ pub fn parse_size(text: &str, total_bytes: Option<u64>) -> Result<u64, SizeError
             unit_hint,
         })?)
         .map(|product| product / ONE);
-    bytes.and_then(|n| u64::try_from(n).ok()).ok_or_else(|| SizeError::TooLarge { text: owned() })
+    bytes
+        .and_then(|n| u64::try_from(n).ok())
+        .ok_or_else(|| SizeError::TooLarge { text: owned() })
 }
 
 /// A decimal number in billionths; `None` when it is not one or has too many digits.
@@ -96,11 +102,13 @@ fn unit_bytes(unit: &str) -> Result<u128, &'static str> {
         "gb" => 1_000_000_000,
         "tb" => 1_000_000_000_000,
         "pb" => 1_000_000_000_000_000,
+        "eb" => 1_000_000_000_000_000_000,
         "kib" => 1 << 10,
         "mib" => 1 << 20,
         "gib" => 1 << 30,
         "tib" => 1 << 40,
         "pib" => 1 << 50,
+        "eib" => 1 << 60,
         "k" => return Err("kB (1000 bytes) or KiB (1024 bytes)"),
         "m" => return Err("MB (10^6 bytes) or MiB (2^20 bytes)"),
         "g" => return Err("GB (10^9 bytes) or GiB (2^30 bytes)"),
@@ -126,7 +134,12 @@ pub fn format_bytes(bytes: u64) -> String {
     let scaled = |factor: u128| (u128::from(bytes) * factor + (1 << (shift - 1))) >> shift;
     let (whole, tenths, hundredths) = (scaled(1), scaled(10), scaled(100));
     if hundredths < 1000 {
-        format!("{}.{:02} {}", hundredths / 100, hundredths % 100, UNITS[unit])
+        format!(
+            "{}.{:02} {}",
+            hundredths / 100,
+            hundredths % 100,
+            UNITS[unit]
+        )
     } else if tenths < 1000 {
         format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[unit])
     } else {
@@ -179,14 +192,20 @@ mod tests {
             ("1e3", "'e3'"),
             ("18446744073709551616", "more than 18446744073709551615"),
             ("99999999PiB", "more than"),
-            ("9999999999999999999999999999999999999999999", "is not a size"),
+            (
+                "9999999999999999999999999999999999999999999",
+                "is not a size",
+            ),
             ("101%", "more than 100%"),
         ];
         for (text, words) in cases {
             let error = parse_size(text, Some(5)).expect_err(text).to_string();
             assert!(error.contains(words), "{text}: {error}");
         }
-        assert!(matches!(parse_size("40%", None), Err(SizeError::NoTotal { .. })));
+        assert!(matches!(
+            parse_size("40%", None),
+            Err(SizeError::NoTotal { .. })
+        ));
     }
 
     #[test]
@@ -222,7 +241,8 @@ mod tests {
 
         #[test]
         fn shares_never_exceed_the_whole(share in 0u32..=100, total: u64) {
-            prop_assert!(parse_size(&format!("{share}%"), Some(total)).unwrap() <= total);
+            let bytes = parse_size(&format!("{share}%"), Some(total)).unwrap();
+            prop_assert!(bytes <= total);
         }
     }
 }

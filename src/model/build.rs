@@ -37,7 +37,9 @@ impl Facts {
         let Some(architecture) = metadata.text(KEY_ARCHITECTURE)? else {
             return Err(ModelError::Model {
                 path: path.to_owned(),
-                what: format!("the header has no '{KEY_ARCHITECTURE}', so this is not a language model"),
+                what: format!(
+                    "the header has no '{KEY_ARCHITECTURE}', so this is not a language model"
+                ),
                 fix: "pass the GGUF file of a model",
             });
         };
@@ -54,31 +56,43 @@ impl Facts {
         };
         facts.name = match metadata.text(KEY_NAME)? {
             Some(name) if !name.trim().is_empty() => name.trim().to_owned(),
-            _ => path.file_stem().map_or_else(|| "unnamed".into(), |s| shown(&s.to_string_lossy())),
+            _ => path
+                .file_stem()
+                .map_or_else(|| "unnamed".into(), |s| shown(&s.to_string_lossy())),
         };
         facts.blocks = facts.small(metadata.uint(&key("block_count"))?, "block_count")?;
-        let idle = facts.small(metadata.uint(&key("nextn_predict_layers"))?, "nextn_predict_layers")?;
+        let idle = facts.small(
+            metadata.uint(&key("nextn_predict_layers"))?,
+            "nextn_predict_layers",
+        )?;
         // A model that is nothing but such blocks runs them.
-        facts.idle_blocks = idle.filter(|&idle| facts.blocks.is_some_and(|all| idle < all)).unwrap_or(0);
+        facts.idle_blocks = idle
+            .filter(|&idle| facts.blocks.is_some_and(|all| idle < all))
+            .unwrap_or(0);
         Ok(facts)
     }
 
     fn small(&self, value: Option<u64>, name: &str) -> Result<Option<u32>, ModelError> {
         match value {
-            Some(n) if n > MAX_BLOCKS => {
-                Err(self.wrong(format!("'{name}' is {n}, and at most {MAX_BLOCKS} is accepted")))
-            }
+            Some(n) if n > MAX_BLOCKS => Err(self.wrong(format!(
+                "'{name}' is {n}, and at most {MAX_BLOCKS} is accepted"
+            ))),
             other => Ok(other.and_then(|n| u32::try_from(n).ok())),
         }
     }
 
     fn wrong(&self, what: String) -> ModelError {
-        ModelError::Model { path: self.path.clone(), what, fix: RECONVERT }
+        ModelError::Model {
+            path: self.path.clone(),
+            what,
+            fix: RECONVERT,
+        }
     }
 
     /// The first of the idle blocks.
     fn first_idle(&self) -> u32 {
-        self.blocks.map_or(u32::MAX, |blocks| blocks - self.idle_blocks)
+        self.blocks
+            .map_or(u32::MAX, |blocks| blocks - self.idle_blocks)
     }
 
     /// (experts, top-k) of a block that has expert tensors.
@@ -98,7 +112,9 @@ impl Facts {
         let experts = number(&self.experts, "expert_count")?;
         let top_k = number(&self.top_k, "expert_used_count")?;
         if top_k > experts {
-            return Err(self.wrong(format!("block {block} routes to {top_k} of {experts} experts")));
+            return Err(self.wrong(format!(
+                "block {block} routes to {top_k} of {experts} experts"
+            )));
         }
         Ok((experts, top_k))
     }
@@ -111,8 +127,15 @@ pub(super) fn build(headers: Vec<Header>) -> Result<ModelMap, ModelError> {
     let by_name = sort_by_name(&facts, &shards, &tensors)?;
     check_sizes(&facts, &shards)?;
     let layers = classify(&facts, &mut tensors)?;
-    if layers.is_empty() && facts.experts.as_ref().is_some_and(|experts| experts.max() > 1) {
-        return Err(facts.wrong("the header gives an expert count, but no tensor holds experts".into()));
+    if layers.is_empty()
+        && facts
+            .experts
+            .as_ref()
+            .is_some_and(|experts| experts.max() > 1)
+    {
+        return Err(
+            facts.wrong("the header gives an expert count, but no tensor holds experts".into())
+        );
     }
     let shape = ModelShape::new(
         layers.iter().map(|layer| layer.experts).collect(),
@@ -124,7 +147,10 @@ pub(super) fn build(headers: Vec<Header>) -> Result<ModelMap, ModelError> {
     let dense = coalesce(&tensors, TensorKind::Dense);
     let idle = coalesce(&tensors, TensorKind::Idle);
     let fingerprint = fingerprint(&facts, &layers, &tensors, &by_name);
-    let last_block = tensors.iter().filter_map(|tensor| block_of(&tensor.info.name)).max();
+    let last_block = tensors
+        .iter()
+        .filter_map(|tensor| block_of(&tensor.info.name))
+        .max();
     Ok(ModelMap {
         block_count: facts.blocks.map_or_else(
             || last_block.map_or(0, |last| last.saturating_add(1)),
@@ -168,12 +194,20 @@ fn flatten(headers: Vec<Header>) -> (Vec<Shard>, Vec<Tensor>) {
 }
 
 /// Indices sorted by name; refuses two tensors of one name.
-fn sort_by_name(facts: &Facts, shards: &[Shard], tensors: &[Tensor]) -> Result<Vec<u32>, ModelError> {
+fn sort_by_name(
+    facts: &Facts,
+    shards: &[Shard],
+    tensors: &[Tensor],
+) -> Result<Vec<u32>, ModelError> {
     let name = |index: u32| tensors[index as usize].info.name.as_ref();
     let mut order: Vec<u32> = (0u32..).zip(tensors).map(|(index, _)| index).collect();
     order.sort_unstable_by_key(|&index| name(index));
     if let Some(twins) = order.windows(2).find(|pair| name(pair[0]) == name(pair[1])) {
-        let path = |index: u32| shards[tensors[index as usize].shard as usize].path.display();
+        let path = |index: u32| {
+            shards[tensors[index as usize].shard as usize]
+                .path
+                .display()
+        };
         return Err(facts.wrong(format!(
             "tensor '{}' appears twice, in {} and in {}",
             name(twins[0]),
@@ -186,7 +220,9 @@ fn sort_by_name(facts: &Facts, shards: &[Shard], tensors: &[Tensor]) -> Result<V
 
 /// Files whose sizes cannot be added are refused, so that no sum of tensor bytes overflows.
 fn check_sizes(facts: &Facts, shards: &[Shard]) -> Result<(), ModelError> {
-    let total = shards.iter().try_fold(0u64, |sum, shard| sum.checked_add(shard.file_bytes));
+    let total = shards
+        .iter()
+        .try_fold(0u64, |sum, shard| sum.checked_add(shard.file_bytes));
     if total.is_some() {
         return Ok(());
     }
@@ -218,7 +254,11 @@ fn classify(facts: &Facts, tensors: &mut [Tensor]) -> Result<Vec<MoeLayer>, Mode
                     "tensor '{name}' is in the layout of one tensor an expert, which llama.cpp no longer reads"
                 )));
             }
-            NameClass::Expert { block, role, weight } => (block, role, weight),
+            NameClass::Expert {
+                block,
+                role,
+                weight,
+            } => (block, role, weight),
         };
         if facts.blocks.is_some_and(|blocks| block >= blocks) {
             return Err(facts.wrong(format!("tensor '{name}' is beyond the model's last block")));
@@ -248,22 +288,43 @@ fn classify(facts: &Facts, tensors: &mut [Tensor]) -> Result<Vec<MoeLayer>, Mode
             parts: Vec::new(),
         });
         layer.expert_bytes += slice_bytes;
-        layer.parts.push(Part { tensor: index, role, weight, slice_bytes });
+        layer.parts.push(Part {
+            tensor: index,
+            role,
+            weight,
+            slice_bytes,
+        });
     }
     finish_layers(facts, layers)
 }
 
-fn finish_layers(facts: &Facts, layers: BTreeMap<u32, MoeLayer>) -> Result<Vec<MoeLayer>, ModelError> {
+fn finish_layers(
+    facts: &Facts,
+    layers: BTreeMap<u32, MoeLayer>,
+) -> Result<Vec<MoeLayer>, ModelError> {
     let mut out: Vec<MoeLayer> = layers.into_values().collect();
     for layer in &mut out {
-        layer.parts.sort_by_key(|part| (!part.weight, part.role, part.tensor));
-        let has = |role| layer.parts.iter().any(|part| part.weight && part.role == role);
+        layer
+            .parts
+            .sort_by_key(|part| (!part.weight, part.role, part.tensor));
+        let has = |role| {
+            layer
+                .parts
+                .iter()
+                .any(|part| part.weight && part.role == role)
+        };
         let missing = [
             (has(Role::Down), "ffn_down_exps"),
-            (has(Role::Up) || has(Role::GateUp), "ffn_up_exps or ffn_gate_up_exps"),
+            (
+                has(Role::Up) || has(Role::GateUp),
+                "ffn_up_exps or ffn_gate_up_exps",
+            ),
         ];
         if let Some((_, name)) = missing.iter().find(|(there, _)| !there) {
-            return Err(facts.wrong(format!("block {} has expert tensors, but no {name}", layer.block)));
+            return Err(facts.wrong(format!(
+                "block {} has expert tensors, but no {name}",
+                layer.block
+            )));
         }
     }
     Ok(out)
@@ -276,7 +337,10 @@ fn cut(
     tensors: &[Tensor],
     layers: &[MoeLayer],
 ) -> Result<(Vec<Slice>, Vec<usize>), ModelError> {
-    let count: usize = layers.iter().map(|layer| layer.experts as usize * layer.parts.len()).sum();
+    let count: usize = layers
+        .iter()
+        .map(|layer| layer.experts as usize * layer.parts.len())
+        .sum();
     let table_bytes = (count as u64).saturating_mul(size_of::<Slice>() as u64);
     let file_bytes: u64 = shards.iter().map(|shard| shard.file_bytes).sum();
     if table_bytes > file_bytes {
@@ -328,7 +392,11 @@ fn coalesce(tensors: &[Tensor], kind: TensorKind) -> Vec<Range> {
 }
 
 fn bytes_of(tensors: &[Tensor], kind: TensorKind) -> u64 {
-    tensors.iter().filter(|tensor| tensor.kind == kind).map(|tensor| tensor.info.bytes).sum()
+    tensors
+        .iter()
+        .filter(|tensor| tensor.kind == kind)
+        .map(|tensor| tensor.info.bytes)
+        .sum()
 }
 
 fn fingerprint(facts: &Facts, layers: &[MoeLayer], tensors: &[Tensor], by_name: &[u32]) -> String {
@@ -342,12 +410,18 @@ fn fingerprint(facts: &Facts, layers: &[MoeLayer], tensors: &[Tensor], by_name: 
     line(facts.architecture.clone());
     line(facts.name.clone());
     for layer in layers {
-        line(format!("{} {} {} {}", layer.block, layer.experts, layer.top_k, layer.expert_bytes));
+        line(format!(
+            "{} {} {} {}",
+            layer.block, layer.experts, layer.top_k, layer.expert_bytes
+        ));
     }
     for &index in by_name {
         let info = &tensors[index as usize].info;
         line(info.name.to_string());
         line(format!("{} {:?} {}", info.ty.id, info.dims(), info.bytes));
     }
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    hash.finalize()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }

@@ -167,7 +167,11 @@ pub enum ModelError {
 /// A name from a file made safe to print: control characters escaped, cut at 80 characters.
 pub(crate) fn shown(name: &str) -> String {
     const LONGEST: usize = 80;
-    let mut out: String = name.chars().take(LONGEST).flat_map(char::escape_debug).collect();
+    let mut out: String = name
+        .chars()
+        .take(LONGEST)
+        .flat_map(char::escape_debug)
+        .collect();
     if name.chars().nth(LONGEST).is_some() {
         out.push_str("...");
     }

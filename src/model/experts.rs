@@ -51,10 +51,15 @@ pub enum NameClass {
 /// router of their own.
 #[must_use]
 pub fn classify_name(name: &str) -> NameClass {
-    let Some((block, rest)) = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else {
+    let Some((block, rest)) = name
+        .strip_prefix("blk.")
+        .and_then(|rest| rest.split_once('.'))
+    else {
         return NameClass::Outside;
     };
-    let Ok(block) = block.parse::<u32>() else { return NameClass::Outside };
+    let Ok(block) = block.parse::<u32>() else {
+        return NameClass::Outside;
+    };
     let (base, suffix) = rest.split_once('.').unwrap_or((rest, ""));
     if matches!(base, "ffn_gate" | "ffn_up" | "ffn_down") {
         let index = suffix.split('.').next().unwrap_or("");
@@ -72,7 +77,11 @@ pub fn classify_name(name: &str) -> NameClass {
         "ffn_down_exps" => Role::Down,
         _ => Role::Other,
     };
-    NameClass::Expert { block, role, weight: suffix == "weight" }
+    NameClass::Expert {
+        block,
+        role,
+        weight: suffix == "weight",
+    }
 }
 
 /// Bytes of one expert's slice of `tensor`, or `None` when it does not divide into `experts` along
@@ -99,12 +108,19 @@ mod tests {
 
     #[test]
     fn names() {
-        let expert = |block, role, weight| NameClass::Expert { block, role, weight };
+        let expert = |block, role, weight| NameClass::Expert {
+            block,
+            role,
+            weight,
+        };
         let cases = [
             ("blk.7.ffn_gate_exps.weight", expert(7, Role::Gate, true)),
             ("blk.7.ffn_up_exps.bias", expert(7, Role::Up, false)),
             ("blk.0.ffn_down_exps.scale", expert(0, Role::Down, false)),
-            ("blk.12.ffn_gate_up_exps.weight", expert(12, Role::GateUp, true)),
+            (
+                "blk.12.ffn_gate_up_exps.weight",
+                expert(12, Role::GateUp, true),
+            ),
             ("blk.1.ffn_latent_exps.weight", expert(1, Role::Other, true)),
             ("blk.1.ffn_gate_shexp.weight", NameClass::Block(1)),
             ("blk.1.ffn_gate_chexps.weight", NameClass::Block(1)),

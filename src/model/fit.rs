@@ -97,12 +97,20 @@ impl Fit {
     #[must_use]
     pub fn of(demand: Demand, usable_bytes: u64) -> Self {
         let Some(experts_may) = usable_bytes.checked_sub(demand.dense_bytes) else {
-            return if demand.expert_bytes == 0 { Self::Dense } else { Self::BelowDense };
+            return if demand.expert_bytes == 0 {
+                Self::Dense
+            } else {
+                Self::BelowDense
+            };
         };
         match demand {
-            Demand { expert_bytes: 0, .. } => Self::Dense,
+            Demand {
+                expert_bytes: 0, ..
+            } => Self::Dense,
             Demand { expert_bytes, .. } if expert_bytes <= experts_may => Self::All,
-            Demand { token_cycle_bytes, .. } if token_cycle_bytes <= experts_may => Self::Control,
+            Demand {
+                token_cycle_bytes, ..
+            } if token_cycle_bytes <= experts_may => Self::Control,
             _ => Self::BelowTokenCycle,
         }
     }
@@ -148,10 +156,17 @@ fn sentence(verdict: Fit, demand: Demand, usable_bytes: u64) -> String {
 mod tests {
     use super::*;
 
-    const MOE: Demand = Demand { dense_bytes: 100, expert_bytes: 1000, token_cycle_bytes: 50 };
+    const MOE: Demand = Demand {
+        dense_bytes: 100,
+        expert_bytes: 1000,
+        token_cycle_bytes: 50,
+    };
 
     fn check(demand: Demand, usable_bytes: u64, verdict: Fit, words: &str) {
-        let memory = Memory { available_bytes: usable_bytes + 7, reserve_bytes: 7 };
+        let memory = Memory {
+            available_bytes: usable_bytes + 7,
+            reserve_bytes: 7,
+        };
         let judgement = Judgement::new(demand, memory);
         assert_eq!(judgement.verdict, verdict, "{demand:?} in {usable_bytes}");
         assert_eq!(judgement.usable_bytes, usable_bytes);
@@ -171,24 +186,37 @@ mod tests {
 
     #[test]
     fn a_dense_model_has_nothing_to_pin() {
-        let dense = Demand { dense_bytes: 100, expert_bytes: 0, token_cycle_bytes: 0 };
+        let dense = Demand {
+            dense_bytes: 100,
+            expert_bytes: 0,
+            token_cycle_bytes: 0,
+        };
         check(dense, 100, Fit::Dense, "nothing to pin. It fits");
         check(dense, 99, Fit::Dense, "nothing to pin. It is larger");
     }
 
     #[test]
     fn a_reserve_above_what_is_available_leaves_nothing() {
-        let memory = Memory { available_bytes: 5, reserve_bytes: 6 };
+        let memory = Memory {
+            available_bytes: 5,
+            reserve_bytes: 6,
+        };
         assert_eq!(memory.usable_bytes(), 0);
         assert_eq!(Judgement::new(MOE, memory).verdict, Fit::BelowDense);
     }
 
     #[test]
     fn absurd_sizes_do_not_overflow() {
-        let absurd =
-            Demand { dense_bytes: u64::MAX, expert_bytes: u64::MAX, token_cycle_bytes: u64::MAX };
+        let absurd = Demand {
+            dense_bytes: u64::MAX,
+            expert_bytes: u64::MAX,
+            token_cycle_bytes: u64::MAX,
+        };
         assert_eq!(Fit::of(absurd, u64::MAX), Fit::BelowTokenCycle);
-        let memory = Memory { available_bytes: u64::MAX, reserve_bytes: 0 };
+        let memory = Memory {
+            available_bytes: u64::MAX,
+            reserve_bytes: 0,
+        };
         assert!(!Judgement::new(absurd, memory).sentence.is_empty());
     }
 }

@@ -92,9 +92,17 @@ pub struct Header {
 /// # Errors
 /// When the file cannot be read, is not GGUF, is truncated or contradicts itself.
 pub fn read_file(path: &Path, keep: fn(&str) -> bool) -> Result<Header, ModelError> {
-    let io = |action| move |source| ModelError::Io { path: path.to_owned(), action, source };
+    let io = |action| {
+        move |source| ModelError::Io {
+            path: path.to_owned(),
+            action,
+            source,
+        }
+    };
     // Opening a pipe would block, so look first.
-    let kind = std::fs::metadata(path).map_err(io("open the model"))?.file_type();
+    let kind = std::fs::metadata(path)
+        .map_err(io("open the model"))?
+        .file_type();
     let found = match () {
         () if kind.is_dir() => "directory",
         () if kind.is_fifo() => "pipe",
@@ -103,12 +111,18 @@ pub fn read_file(path: &Path, keep: fn(&str) -> bool) -> Result<Header, ModelErr
         () => "",
     };
     if !found.is_empty() {
-        return Err(ModelError::NotAFile { path: path.to_owned(), found });
+        return Err(ModelError::NotAFile {
+            path: path.to_owned(),
+            found,
+        });
     }
     let file = File::open(path).map_err(io("open the model"))?;
     let stat = file.metadata().map_err(io("stat the model"))?;
     let mut header = read(file, path, stat.len(), keep)?;
-    header.identity = FileIdentity { device: stat.dev(), inode: stat.ino() };
+    header.identity = FileIdentity {
+        device: stat.dev(),
+        inode: stat.ino(),
+    };
     Ok(header)
 }
 
@@ -139,8 +153,11 @@ pub fn read<R: Read + Seek>(
     for index in 0..tensor_count {
         tensors.push(read_tensor(&mut source, &mut scratch, index)?);
     }
-    let data_offset =
-        if tensors.is_empty() { source.position() } else { source.position().next_multiple_of(alignment) };
+    let data_offset = if tensors.is_empty() {
+        source.position()
+    } else {
+        source.position().next_multiple_of(alignment)
+    };
     place_data(&source, &mut tensors, data_offset, alignment)?;
     Ok(Header {
         path: path.to_owned(),
@@ -157,7 +174,11 @@ pub fn read<R: Read + Seek>(
 fn check_magic<R: Read + Seek>(source: &mut Source<R>) -> Result<(), ModelError> {
     const REPEAT: &str = "download the model again";
     let refuse = |source: &Source<R>, found, fix| {
-        Err(ModelError::NotGguf { path: source.path().to_owned(), found, fix })
+        Err(ModelError::NotGguf {
+            path: source.path().to_owned(),
+            found,
+            fix,
+        })
     };
     if source.file_bytes() == 0 {
         return refuse(source, "an empty file", REPEAT);
@@ -167,16 +188,34 @@ fn check_magic<R: Read + Seek>(source: &mut Source<R>) -> Result<(), ModelError>
     }
     match &source.bytes::<4>("the magic")? {
         b"GGUF" => Ok(()),
-        [b'P', b'K', ..] => refuse(source, "a zip archive", "unpack it and pass the .gguf file in it"),
+        [b'P', b'K', ..] => refuse(
+            source,
+            "a zip archive",
+            "unpack it and pass the .gguf file in it",
+        ),
         [0x1f, 0x8b, ..] => refuse(source, "gzip data", "unpack it first"),
         [0x28, 0xb5, 0x2f, 0xfd] => refuse(source, "zstd data", "unpack it first"),
-        b"vers" => refuse(source, "a Git LFS pointer", "fetch the file itself with git lfs pull"),
+        b"vers" => refuse(
+            source,
+            "a Git LFS pointer",
+            "fetch the file itself with git lfs pull",
+        ),
         b"<!DO" | b"<htm" | b"<HTM" => refuse(source, "a web page", REPEAT),
-        b"lmgg" | b"fmgg" | b"tjgg" => {
-            refuse(source, "a GGML file from before GGUF", "get the model in GGUF format")
-        }
-        b"FUGG" => refuse(source, "a byte-swapped GGUF file", "get a little-endian GGUF file"),
-        _ => refuse(source, "something else", "pass a .gguf file; other formats must be converted"),
+        b"lmgg" | b"fmgg" | b"tjgg" => refuse(
+            source,
+            "a GGML file from before GGUF",
+            "get the model in GGUF format",
+        ),
+        b"FUGG" => refuse(
+            source,
+            "a byte-swapped GGUF file",
+            "get a little-endian GGUF file",
+        ),
+        _ => refuse(
+            source,
+            "something else",
+            "pass a .gguf file; other formats must be converted",
+        ),
     }
 }
 
@@ -188,7 +227,10 @@ fn read_version<R: Read + Seek>(source: &mut Source<R>) -> Result<u32, ModelErro
         v if v & 0xffff == 0 && v != 0 => "this is a big-endian GGUF file".to_owned(),
         v => format!("this is GGUF version {v}, which is not known"),
     };
-    Err(ModelError::Version { path: source.path().to_owned(), what })
+    Err(ModelError::Version {
+        path: source.path().to_owned(),
+        what,
+    })
 }
 
 fn read_count<R: Read + Seek>(
@@ -301,9 +343,9 @@ fn read_scalar<R: Read + Seek>(source: &mut Source<R>, ty: ValueType) -> Result<
     Ok(match ty.class {
         Class::Signed if bits.cast_signed() < 0 => Value::Negative(bits.cast_signed()),
         Class::Bool => Value::Bool(bits != 0),
-        Class::Float if width == 4 => {
-            Value::Float(f64::from(f32::from_le_bytes([raw[0], raw[1], raw[2], raw[3]])))
-        }
+        Class::Float if width == 4 => Value::Float(f64::from(f32::from_le_bytes([
+            raw[0], raw[1], raw[2], raw[3],
+        ]))),
         Class::Float => Value::Float(f64::from_le_bytes(raw)),
         _ => Value::Uint(bits),
     })
@@ -313,23 +355,36 @@ fn read_text<R: Read + Seek>(source: &mut Source<R>, keep: bool) -> Result<Value
     let length = source.u64("the length of a text")?;
     if !keep || length > MAX_KEPT_TEXT_BYTES {
         source.skip(length, "a text")?;
-        return Ok(Value::Skipped { kind: "text", count: length });
+        return Ok(Value::Skipped {
+            kind: "text",
+            count: length,
+        });
     }
     source.check_room(length, 1, "a text")?;
     let mut raw = vec![0u8; usize::try_from(length).unwrap_or(0)];
     source.fill(&mut raw, "a text")?;
     let text = String::from_utf8_lossy(&raw);
-    Ok(Value::Text(text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()))
+    Ok(Value::Text(
+        text.chars()
+            .map(|c| if c.is_control() { '\u{fffd}' } else { c })
+            .collect(),
+    ))
 }
 
 fn read_array<R: Read + Seek>(source: &mut Source<R>, keep: bool) -> Result<Value, ModelError> {
     let at = source.position();
     let ty = read_value_type(source)?;
     let count = source.u64("the length of an array")?;
-    let skipped = Value::Skipped { kind: ty.name, count };
+    let skipped = Value::Skipped {
+        kind: ty.name,
+        count,
+    };
     match ty.class {
         // llama.cpp does not read them either, and a depth of one needs no recursion.
-        Class::Array => Err(source.bad(at, "an array of arrays, which llama.cpp does not read".into())),
+        Class::Array => Err(source.bad(
+            at,
+            "an array of arrays, which llama.cpp does not read".into(),
+        )),
         Class::Text => {
             source.check_room(count, 8, "an array of texts")?;
             for _ in 0..count {
@@ -365,10 +420,20 @@ fn read_uints<R: Read + Seek>(
             _ => negative = true,
         }
     }
-    Ok(if negative { Value::Skipped { kind: "negative numbers", count } } else { Value::Uints(list) })
+    Ok(if negative {
+        Value::Skipped {
+            kind: "negative numbers",
+            count,
+        }
+    } else {
+        Value::Uints(list)
+    })
 }
 
-fn read_alignment<R: Read + Seek>(source: &Source<R>, metadata: &Metadata) -> Result<u64, ModelError> {
+fn read_alignment<R: Read + Seek>(
+    source: &Source<R>,
+    metadata: &Metadata,
+) -> Result<u64, ModelError> {
     let alignment = metadata.uint(KEY_ALIGNMENT)?.unwrap_or(DEFAULT_ALIGNMENT);
     if !alignment.is_power_of_two() {
         return Err(source.bad(
@@ -394,7 +459,12 @@ fn read_tensor<R: Read + Seek>(
     source.text_into(scratch, MAX_NAME_BYTES, "a tensor name")?;
     let name = match std::str::from_utf8(scratch) {
         Ok(name) if !name.is_empty() && !name.contains(char::is_control) => Box::from(name),
-        _ => return Err(source.bad(at, format!("the name of tensor {index} is not printable text"))),
+        _ => {
+            return Err(source.bad(
+                at,
+                format!("the name of tensor {index} is not printable text"),
+            ));
+        }
     };
     let dim_count = source.u32("a dimension count")?;
     if dim_count > MAX_DIMS {
@@ -408,11 +478,27 @@ fn read_tensor<R: Read + Seek>(
     }
     let ty = read_tensor_type(source, &name)?;
     let dims = &all_dims[..usize::from(used_dims)];
-    let bytes = ty.tensor_bytes(dims).filter(|&bytes| bytes <= i64::MAX.unsigned_abs()).ok_or_else(|| {
-        source.bad(at, format!("tensor '{name}' of type {} cannot have the shape {dims:?}", ty.name))
-    })?;
+    let bytes = ty
+        .tensor_bytes(dims)
+        .filter(|&bytes| bytes <= i64::MAX.unsigned_abs())
+        .ok_or_else(|| {
+            source.bad(
+                at,
+                format!(
+                    "tensor '{name}' of type {} cannot have the shape {dims:?}",
+                    ty.name
+                ),
+            )
+        })?;
     let offset = source.u64("a tensor's offset")?;
-    Ok(TensorInfo { name, all_dims, used_dims, ty, offset, bytes })
+    Ok(TensorInfo {
+        name,
+        all_dims,
+        used_dims,
+        ty,
+        offset,
+        bytes,
+    })
 }
 
 fn read_tensor_type<R: Read + Seek>(
@@ -428,7 +514,9 @@ fn read_tensor_type<R: Read + Seek>(
             NoSuchType::Removed(old) => {
                 format!("tensor '{name}' has type {id} ({old}), which ggml has removed")
             }
-            NoSuchType::Unknown => format!("tensor '{name}' has type {id}, which is not known here"),
+            NoSuchType::Unknown => {
+                format!("tensor '{name}' has type {id}, which is not known here")
+            }
         },
         fix: "get the model in another quantisation, or the file again if it may be damaged",
     })
@@ -448,13 +536,21 @@ fn place_data<R: Read + Seek>(
         if tensor.offset != expected {
             return Err(source.bad(
                 source.position(),
-                format!("tensor '{}' is at data offset {}, expected {expected}", tensor.name, tensor.offset),
+                format!(
+                    "tensor '{}' is at data offset {}, expected {expected}",
+                    tensor.name, tensor.offset
+                ),
             ));
         }
         // Neither sum overflows: the offset is checked below, sizes are below 2^63.
-        let end = expected.checked_add(tensor.bytes).filter(|&end| end <= i64::MAX.unsigned_abs());
+        let end = expected
+            .checked_add(tensor.bytes)
+            .filter(|&end| end <= i64::MAX.unsigned_abs());
         let Some(end) = end else {
-            return Err(source.bad(source.position(), "the tensors take more than 2^63 bytes".into()));
+            return Err(source.bad(
+                source.position(),
+                "the tensors take more than 2^63 bytes".into(),
+            ));
         };
         tensor.offset += data_offset;
         if data_offset + end > source.file_bytes() && first_missing.is_none() {
@@ -462,8 +558,12 @@ fn place_data<R: Read + Seek>(
         }
         expected = end.next_multiple_of(alignment);
     }
-    let Some((name, offset)) = first_missing else { return Ok(()) };
-    let last_end = tensors.last().map_or(data_offset, |tensor| tensor.offset + tensor.bytes);
+    let Some((name, offset)) = first_missing else {
+        return Ok(());
+    };
+    let last_end = tensors
+        .last()
+        .map_or(data_offset, |tensor| tensor.offset + tensor.bytes);
     Err(ModelError::Truncated {
         path: source.path().to_owned(),
         offset,

@@ -19,7 +19,10 @@ pub struct Span {
 impl Span {
     fn over(values: impl Iterator<Item = u64>) -> Option<Self> {
         values.fold(None, |span: Option<Self>, n| {
-            Some(span.map_or(Self { min: n, max: n }, |s| Self { min: s.min.min(n), max: s.max.max(n) }))
+            Some(span.map_or(Self { min: n, max: n }, |s| Self {
+                min: s.min.min(n),
+                max: s.max.max(n),
+            }))
         })
     }
 
@@ -160,13 +163,31 @@ impl fmt::Display for Inspection {
         let mut row = |label: &str, value: &str| writeln!(f, "{label:<15}{value}");
         row("model", &format!("{} ({})", self.name, self.architecture))?;
         for file in &self.files {
-            row("file", &format!("{} ({})", file.path, format_bytes(file.bytes)))?;
+            row(
+                "file",
+                &format!("{} ({})", file.path, format_bytes(file.bytes)),
+            )?;
         }
-        row("fingerprint", self.fingerprint.get(..16).unwrap_or(&self.fingerprint))?;
-        if let (Some(experts), Some(top_k), Some(bytes)) = (self.experts, self.top_k, self.bytes_per_expert) {
+        row(
+            "fingerprint",
+            self.fingerprint.get(..16).unwrap_or(&self.fingerprint),
+        )?;
+        if let (Some(experts), Some(top_k), Some(bytes)) =
+            (self.experts, self.top_k, self.bytes_per_expert)
+        {
             let number = |n: u64| n.to_string();
-            row("layers", &format!("{}, of which {} MoE", self.layers, self.moe_layers))?;
-            row("experts", &format!("{} a layer, {} in all", experts.show(number), self.total_experts))?;
+            row(
+                "layers",
+                &format!("{}, of which {} MoE", self.layers, self.moe_layers),
+            )?;
+            row(
+                "experts",
+                &format!(
+                    "{} a layer, {} in all",
+                    experts.show(number),
+                    self.total_experts
+                ),
+            )?;
             row("top-k", &top_k.show(number))?;
             row("an expert", &bytes.show(format_bytes))?;
             row("token cycle", &format_bytes(self.token_cycle_bytes))?;
@@ -177,11 +198,17 @@ impl fmt::Display for Inspection {
         row("dense bytes", &format_bytes(self.dense_bytes))?;
         if self.idle_bytes > 0 {
             let idle = format_bytes(self.idle_bytes);
-            row("never touched", &format!("{idle} (blocks for multi-token prediction)"))?;
+            row(
+                "never touched",
+                &format!("{idle} (blocks for multi-token prediction)"),
+            )?;
         }
         row("all weights", &format_bytes(self.total_bytes))?;
-        let types: Vec<String> =
-            self.types.iter().map(|t| format!("{} {}", t.ty, format_bytes(t.bytes))).collect();
+        let types: Vec<String> = self
+            .types
+            .iter()
+            .map(|t| format!("{} {}", t.ty, format_bytes(t.bytes)))
+            .collect();
         row("types", &types.join(", "))?;
         if let Some(context) = self.context_length {
             row("context", &format!("{context} tokens"))?;

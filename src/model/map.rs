@@ -196,7 +196,9 @@ impl ModelMap {
     /// The MoE layer of a block; `None` for a dense block.
     #[must_use]
     pub fn layer_of_block(&self, block: u32) -> Option<usize> {
-        self.layers.binary_search_by_key(&block, |layer| layer.block).ok()
+        self.layers
+            .binary_search_by_key(&block, |layer| layer.block)
+            .ok()
     }
 
     /// The shape that controllers need; without layers when the model is dense.

@@ -85,7 +85,10 @@ pub struct Metadata {
 
 impl Metadata {
     pub(super) fn new(path: &Path) -> Self {
-        Self { path: path.to_owned(), entries: Vec::new() }
+        Self {
+            path: path.to_owned(),
+            entries: Vec::new(),
+        }
     }
 
     pub(super) fn push(&mut self, key: String, value: Value) {
@@ -107,7 +110,10 @@ impl Metadata {
     /// The value of a key, if it was kept.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&Value> {
-        self.entries.iter().find(|(name, _)| name == key).map(|(_, value)| value)
+        self.entries
+            .iter()
+            .find(|(name, _)| name == key)
+            .map(|(_, value)| value)
     }
 
     /// A text; `None` when the key is absent.
@@ -150,7 +156,11 @@ impl Metadata {
     fn mismatch(&self, key: &str, expected: &str, found: &Value) -> ModelError {
         ModelError::Model {
             path: self.path.clone(),
-            what: format!("metadata '{}' should be {expected}, but is {}", shown(key), found.describe()),
+            what: format!(
+                "metadata '{}' should be {expected}, but is {}",
+                shown(key),
+                found.describe()
+            ),
             fix: "convert the model again with a current converter",
         }
     }
@@ -176,13 +186,19 @@ mod tests {
         assert_eq!(m.text("name").unwrap(), Some("x"));
         assert_eq!(m.per_layer("n").unwrap().unwrap().at(900), Some(7));
         let list = m.per_layer("list").unwrap().unwrap();
-        assert_eq!((list.at(0), list.at(1), list.at(2), list.max()), (Some(0), Some(8), None, 8));
+        assert_eq!(
+            (list.at(0), list.at(1), list.at(2), list.max()),
+            (Some(0), Some(8), None, 8)
+        );
     }
 
     #[test]
     fn a_wrong_type_is_named() {
         let error = metadata().uint("name").unwrap_err().to_string();
-        assert!(error.contains("'name'") && error.contains("the text 'x'"), "{error}");
+        assert!(
+            error.contains("'name'") && error.contains("the text 'x'"),
+            "{error}"
+        );
         assert!(metadata().text("n").is_err());
         assert!(metadata().per_layer("name").is_err());
     }

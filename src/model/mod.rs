@@ -35,10 +35,17 @@ const KEY_NAME: &str = "general.name";
 /// The metadata that the map is made from; everything else is passed over.
 #[must_use]
 pub fn is_model_key(key: &str) -> bool {
-    const OF_ARCHITECTURE: [&str; 5] =
-        ["block_count", "context_length", "expert_count", "expert_used_count", "nextn_predict_layers"];
+    const OF_ARCHITECTURE: [&str; 5] = [
+        "block_count",
+        "context_length",
+        "expert_count",
+        "expert_used_count",
+        "nextn_predict_layers",
+    ];
     key == KEY_ARCHITECTURE
         || key == KEY_NAME
         || key.starts_with("split.")
-        || key.split_once('.').is_some_and(|(_, rest)| OF_ARCHITECTURE.contains(&rest))
+        || key
+            .split_once('.')
+            .is_some_and(|(_, rest)| OF_ARCHITECTURE.contains(&rest))
 }

@@ -31,7 +31,9 @@ pub fn read_all(path: &Path, keep: fn(&str) -> bool) -> Result<Vec<Header>, Mode
     if count > MAX_SHARDS {
         return Err(ModelError::Model {
             path: path.to_owned(),
-            what: format!("the header says that there are {count} shards, and at most {MAX_SHARDS} are read"),
+            what: format!(
+                "the header says that there are {count} shards, and at most {MAX_SHARDS} are read"
+            ),
             fix: RECONVERT,
         });
     }
@@ -47,7 +49,10 @@ pub fn read_all(path: &Path, keep: fn(&str) -> bool) -> Result<Vec<Header>, Mode
         if tensors > gguf::MAX_TENSORS {
             return Err(ModelError::Model {
                 path: path.clone(),
-                what: format!("the shards up to this one hold {tensors} tensors, and at most {} are read", gguf::MAX_TENSORS),
+                what: format!(
+                    "the shards up to this one hold {tensors} tensors, and at most {} are read",
+                    gguf::MAX_TENSORS
+                ),
                 fix: RECONVERT,
             });
         }
@@ -68,7 +73,9 @@ fn check_is_first(header: &Header, count: u64) -> Result<(), ModelError> {
         }),
         None => Err(ModelError::Model {
             path: header.path.clone(),
-            what: format!("the header says that there are {count} shards, but not which of them this is"),
+            what: format!(
+                "the header says that there are {count} shards, but not which of them this is"
+            ),
             fix: RECONVERT,
         }),
     }
@@ -80,7 +87,10 @@ fn suffix(index: u64, count: u64) -> String {
 
 /// The path of shard `wanted`, when `path` is named as shard `index` of `count`.
 fn sibling(path: &Path, index: u64, wanted: u64, count: u64) -> Option<PathBuf> {
-    let stem = path.file_name()?.to_str()?.strip_suffix(&suffix(index, count))?;
+    let stem = path
+        .file_name()?
+        .to_str()?
+        .strip_suffix(&suffix(index, count))?;
     Some(path.with_file_name(format!("{stem}{}", suffix(wanted, count))))
 }
 
@@ -88,9 +98,16 @@ fn sibling(path: &Path, index: u64, wanted: u64, count: u64) -> Option<PathBuf> 
 fn first_of(path: &Path, index: u64, count: u64) -> Option<PathBuf> {
     let real = std::fs::canonicalize(path).ok();
     let candidates = [Some(path), real.as_deref()];
-    let named = candidates.iter().flatten().filter_map(|path| sibling(path, index, 0, count));
+    let named = candidates
+        .iter()
+        .flatten()
+        .filter_map(|path| sibling(path, index, 0, count));
     let named: Vec<PathBuf> = named.collect();
-    named.iter().find(|path| path.is_file()).or(named.first()).cloned()
+    named
+        .iter()
+        .find(|path| path.is_file())
+        .or(named.first())
+        .cloned()
 }
 
 /// The paths of all shards, from a directory in which none is missing.
@@ -101,7 +118,9 @@ fn locate(path: &Path, count: u64) -> Result<Vec<PathBuf>, ModelError> {
         if sibling(base, 0, 0, count).is_none() {
             continue;
         }
-        let paths: Vec<PathBuf> = (0..count).filter_map(|wanted| sibling(base, 0, wanted, count)).collect();
+        let paths: Vec<PathBuf> = (0..count)
+            .filter_map(|wanted| sibling(base, 0, wanted, count))
+            .collect();
         match paths.iter().position(|path| !path.exists()) {
             None => return Ok(paths),
             Some(gap) => gaps.push((gap as u64, paths[gap].clone())),
@@ -115,7 +134,9 @@ fn locate(path: &Path, count: u64) -> Result<Vec<PathBuf>, ModelError> {
             expected_suffix: suffix(0, count),
         }),
         Some((index, missing)) => Err(ModelError::MissingShard {
-            also: gaps.find(|(other, path)| *other == index && *path != missing).map(|(_, path)| path),
+            also: gaps
+                .find(|(other, path)| *other == index && *path != missing)
+                .map(|(_, path)| path),
             path: missing,
             number: index.saturating_add(1),
             count,
@@ -123,26 +144,42 @@ fn locate(path: &Path, count: u64) -> Result<Vec<PathBuf>, ModelError> {
     }
 }
 
-fn check_sibling(earlier: &[Header], header: &Header, index: u64, count: u64) -> Result<(), ModelError> {
+fn check_sibling(
+    earlier: &[Header],
+    header: &Header,
+    index: u64,
+    count: u64,
+) -> Result<(), ModelError> {
     let wrong = |what: String| ModelError::WrongShard {
         path: header.path.clone(),
         number: index.saturating_add(1),
         count,
         what,
     };
-    if let Some(twin) = earlier.iter().find(|other| other.identity == header.identity) {
-        return Err(wrong(format!("it is the same file as {}", twin.path.display())));
+    if let Some(twin) = earlier
+        .iter()
+        .find(|other| other.identity == header.identity)
+    {
+        return Err(wrong(format!(
+            "it is the same file as {}",
+            twin.path.display()
+        )));
     }
     match header.metadata.uint(KEY_SHARD_NUMBER)? {
         Some(number) if number == index => {}
         Some(number) => {
-            return Err(wrong(format!("its header says shard {}", number.saturating_add(1))));
+            return Err(wrong(format!(
+                "its header says shard {}",
+                number.saturating_add(1)
+            )));
         }
         None => return Err(wrong("its header does not say which shard it is".into())),
     }
     match header.metadata.uint(KEY_SHARD_COUNT)? {
         Some(own) if own != count => {
-            return Err(wrong(format!("its header says that there are {own} shards")));
+            return Err(wrong(format!(
+                "its header says that there are {own} shards"
+            )));
         }
         _ => {}
     }
@@ -165,7 +202,9 @@ fn check_tensor_count(headers: &[Header]) -> Result<(), ModelError> {
     match headers[0].metadata.uint(KEY_ALL_TENSORS)? {
         Some(expected) if expected != found as u64 => Err(ModelError::Model {
             path: headers[0].path.clone(),
-            what: format!("the header says that the shards hold {expected} tensors, but they hold {found}"),
+            what: format!(
+                "the header says that the shards hold {expected} tensors, but they hold {found}"
+            ),
             fix: "the shards are from different models, or damaged: download them again",
         }),
         _ => Ok(()),
@@ -179,7 +218,10 @@ mod tests {
     #[test]
     fn siblings_are_named_by_number() {
         let path = Path::new("/m/big-00002-of-00003.gguf");
-        assert_eq!(sibling(path, 1, 0, 3), Some("/m/big-00001-of-00003.gguf".into()));
+        assert_eq!(
+            sibling(path, 1, 0, 3),
+            Some("/m/big-00001-of-00003.gguf".into())
+        );
         assert_eq!(sibling(path, 0, 1, 3), None);
         assert_eq!(sibling(Path::new("/m/big.gguf"), 0, 1, 3), None);
         assert_eq!(sibling(Path::new("/"), 0, 1, 3), None);

@@ -49,7 +49,12 @@ impl<R: Read + Seek> Source<R> {
     }
 
     /// Refuses `count` items of at least `item_bytes` each that cannot all be in the file.
-    pub(super) fn check_room(&self, count: u64, item_bytes: u64, what: &str) -> Result<(), ModelError> {
+    pub(super) fn check_room(
+        &self,
+        count: u64,
+        item_bytes: u64,
+        what: &str,
+    ) -> Result<(), ModelError> {
         let bytes = count.saturating_mul(item_bytes);
         if bytes > self.remaining() {
             return Err(self.truncated(what, bytes));
@@ -83,8 +88,14 @@ impl<R: Read + Seek> Source<R> {
                 Ok(())
             }
             // The file shrank since it was opened.
-            Err(source) if source.kind() == ErrorKind::UnexpectedEof => Err(self.truncated(what, len)),
-            Err(source) => Err(ModelError::Io { path: self.path.clone(), action: "read the header", source }),
+            Err(source) if source.kind() == ErrorKind::UnexpectedEof => {
+                Err(self.truncated(what, len))
+            }
+            Err(source) => Err(ModelError::Io {
+                path: self.path.clone(),
+                action: "read the header",
+                source,
+            }),
         }
     }
 
@@ -92,11 +103,13 @@ impl<R: Read + Seek> Source<R> {
     pub(super) fn skip(&mut self, count: u64, what: &str) -> Result<(), ModelError> {
         self.check_room(count, 1, what)?;
         let step = i64::try_from(count).map_err(|_| self.truncated(what, count))?;
-        self.inner.seek_relative(step).map_err(|source| ModelError::Io {
-            path: self.path.clone(),
-            action: "seek in the header",
-            source,
-        })?;
+        self.inner
+            .seek_relative(step)
+            .map_err(|source| ModelError::Io {
+                path: self.path.clone(),
+                action: "seek in the header",
+                source,
+            })?;
         self.position += count;
         Ok(())
     }
@@ -159,6 +172,12 @@ impl<R: Read + Seek> Source<R> {
 
     /// The error for a count beyond its limit.
     pub(super) fn beyond(&self, offset: u64, what: &str, value: u64, limit: u64) -> ModelError {
-        ModelError::Limit { path: self.path.clone(), offset, what: what.to_owned(), value, limit }
+        ModelError::Limit {
+            path: self.path.clone(),
+            offset,
+            what: what.to_owned(),
+            value,
+            limit,
+        }
     }
 }

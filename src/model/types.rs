@@ -23,7 +23,12 @@ pub enum NoSuchType {
 }
 
 const fn ty(id: u32, name: &'static str, block_elements: u64, block_bytes: u64) -> GgmlType {
-    GgmlType { id, name, block_elements, block_bytes }
+    GgmlType {
+        id,
+        name,
+        block_elements,
+        block_bytes,
+    }
 }
 
 /// All types of the pinned ggml, by number. Sizes are `sizeof(block_*)` of ggml-common.h.
@@ -96,7 +101,10 @@ impl GgmlType {
         if row % self.block_elements != 0 {
             return None;
         }
-        let blocks = dims.iter().skip(1).try_fold(row / self.block_elements, |n, &d| n.checked_mul(d))?;
+        let blocks = dims
+            .iter()
+            .skip(1)
+            .try_fold(row / self.block_elements, |n, &d| n.checked_mul(d))?;
         blocks.checked_mul(self.block_bytes)
     }
 }

@@ -1,1 +1,4 @@
 //! x
+
+mod gguf_writer;
+mod model_map;

@@ -1,1 +1,8 @@
-fn main() {}
+//! The `hotpin` program.
+
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    hotpin::cli::Cli::parse().execute()
+}

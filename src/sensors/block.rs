@@ -1,0 +1,39 @@
+//! Readahead of the device that a file lies on. With a large value, page faults read several times
+//! what is used.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use nix::sys::stat::{major, minor};
+
+use super::error::SensorError;
+use super::roots::Roots;
+use super::source::read_once;
+use super::text::single_number;
+
+/// `read_ahead_kb` of the device that holds `path`, KiB.
+///
+/// # Errors
+/// When `path` does not exist, or its file system has no readahead setting that can be found.
+pub fn read_ahead_kb(roots: &Roots, path: &Path) -> Result<u64, SensorError> {
+    let device = fs::metadata(path)
+        .map_err(|e| SensorError::io(path, e))?
+        .dev();
+    read_ahead_kb_of_device(roots, major(device), minor(device))
+}
+
+/// `read_ahead_kb` of a device by number, KiB: its own queue's, its disk's when it is a partition,
+/// or the backing-device entry of a file system without a block device of its own (btrfs, NFS).
+///
+/// # Errors
+/// When there is none of the three.
+pub fn read_ahead_kb_of_device(roots: &Roots, major: u64, minor: u64) -> Result<u64, SensorError> {
+    let block = roots.sys.join(format!("dev/block/{major}:{minor}"));
+    let backing = roots
+        .sys
+        .join(format!("class/bdi/{major}:{minor}/read_ahead_kb"));
+    let own = read_once(block.join("queue/read_ahead_kb"), single_number);
+    own.or_else(|_| read_once(block.join("../queue/read_ahead_kb"), single_number))
+        .or_else(|_| read_once(backing, single_number))
+}

@@ -1,0 +1,365 @@
+//! All sensors together, read once a tick.
+
+use std::path::{Path, PathBuf};
+
+use hotpin_controllers::{CgroupMemory, Faults, HostMemory, LockLimits, Moment, Pressure};
+
+use super::cgroup::{CgroupLevel, CgroupPressure, Cgroups};
+use super::degraded::{Degraded, DegradedReason, DegradedSet, States};
+use super::error::SensorError;
+use super::roots::Roots;
+use super::source::Sensor;
+use super::text::{self, Io, Meminfo, Psi, Stat, Status, Vmstat};
+
+/// How often files that may have come, gone or moved are looked for anew.
+const RESCAN_NS: u64 = 1_000_000_000;
+
+/// What the system lets us lock, as far as it can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Locks {
+    /// The soft `RLIMIT_MEMLOCK`, bytes; `None` when unlimited or unknown.
+    pub rlimit_bytes: Option<u64>,
+    /// `CAP_IPC_LOCK` is held where `mlock` honours it: in the initial user namespace.
+    pub ipc_lock: bool,
+    /// Bytes that this process holds locked now (`VmLck`).
+    pub locked_bytes: Option<u64>,
+    /// `vm.max_map_count`, mappings.
+    pub max_map_count: Option<u64>,
+}
+
+impl Locks {
+    /// Bytes that we may lock; `None` when nothing known limits it.
+    #[must_use]
+    pub fn memlock_bytes(&self) -> Option<u64> {
+        self.rlimit_bytes.filter(|_| !self.ipc_lock)
+    }
+
+    /// The controllers' view, with what only the store knows: bytes locked besides experts, and the
+    /// bytes that the map-count budget still permits.
+    #[must_use]
+    pub fn limits(&self, locked_elsewhere_bytes: u64, map_budget_bytes: Option<u64>) -> LockLimits {
+        let memlock_bytes = self.memlock_bytes();
+        LockLimits {
+            memlock_bytes,
+            locked_elsewhere_bytes,
+            map_budget_bytes,
+        }
+    }
+}
+
+/// Everything the sensors tell in one tick. What cannot be read is `None`, never a zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// When it was taken.
+    pub now: Moment,
+    /// Host memory.
+    pub host: Option<HostMemory>,
+    /// The tightest limited cgroup level; `None` when no level has a limit.
+    pub cgroup: Option<CgroupMemory>,
+    /// Memory pressure of our nearest limited version 2 cgroup, else of the machine. The totals
+    /// stay continuous when the source changes.
+    pub pressure: Option<Pressure>,
+    /// Major faults of this process.
+    pub faults: Option<Faults>,
+    /// Minor faults of this process, running total.
+    pub minor_faults: Option<u64>,
+    /// CPU time of this process, clock ticks (`_SC_CLK_TCK` a second), running total.
+    pub cpu_ticks: Option<u64>,
+    /// Bytes that this process fetched from storage, running total.
+    pub read_bytes: Option<u64>,
+    /// Bytes that this process asked for in read calls, running total.
+    pub rchar_bytes: Option<u64>,
+    /// Resident bytes of this process.
+    pub resident_bytes: Option<u64>,
+    /// Reclaim counters of the machine.
+    pub vmstat: Option<Vmstat>,
+    /// Lock limits.
+    pub locks: Locks,
+    /// What the sensors cannot tell; [`Sensors::degraded`] has the reasons.
+    pub degraded: DegradedSet,
+}
+
+/// The open sensors.
+#[derive(Debug)]
+pub struct Sensors {
+    meminfo: Sensor<Meminfo>,
+    vmstat: Sensor<Vmstat>,
+    psi: Sensor<Psi>,
+    stat: Sensor<Stat>,
+    io: Sensor<Io>,
+    status: Sensor<Status>,
+    memlock: Sensor<Option<u64>>,
+    user_namespace: Sensor<bool>,
+    max_map_count: Sensor<u64>,
+    cgroups: Cgroups,
+    binding_cgroup: Option<usize>,
+    slow: Slow,
+    splice: Splice,
+    states: States,
+    rescanned: Option<Moment>,
+    buffer: Vec<u8>,
+}
+
+/// Readings that change at an administrator's pace, taken at each rescan.
+#[derive(Clone, Copy, Debug, Default)]
+struct Slow {
+    rlimit_bytes: Option<u64>,
+    initial_user_namespace: bool,
+    max_map_count: Option<u64>,
+}
+
+impl Sensors {
+    /// Opens what is there below `roots` and takes a first look, so that [`Self::degraded`] is
+    /// known at once. Never fails: what is not there is degraded.
+    #[must_use]
+    pub fn open(roots: &Roots, now: Moment) -> Self {
+        let proc = |path: &str| roots.in_proc(path);
+        let mut sensors = Self {
+            meminfo: Sensor::new(proc("meminfo"), text::meminfo),
+            vmstat: Sensor::new(proc("vmstat"), text::vmstat),
+            psi: Sensor::new(proc("pressure/memory"), text::psi),
+            stat: Sensor::new(proc("self/stat"), text::stat),
+            io: Sensor::new(proc("self/io"), text::io),
+            status: Sensor::new(proc("self/status"), text::status),
+            memlock: Sensor::new(proc("self/limits"), text::memlock_limit),
+            user_namespace: Sensor::new(proc("self/uid_map"), text::in_initial_user_namespace),
+            max_map_count: Sensor::new(proc("sys/vm/max_map_count"), text::single_number),
+            cgroups: Cgroups::new(roots),
+            binding_cgroup: None,
+            slow: Slow::default(),
+            splice: Splice::default(),
+            states: States::default(),
+            rescanned: None,
+            buffer: Vec::new(),
+        };
+        sensors.sample(now);
+        sensors
+    }
+
+    /// Reads all sensors. Values, limits among them, are read each time; cgroup paths, lock limits
+    /// and files that came or went are looked for once a second, or when a cgroup level fails.
+    pub fn sample(&mut self, now: Moment) -> Sample {
+        let due = self
+            .rescanned
+            .is_none_or(|then| now < then || now.ns.saturating_sub(then.ns) >= RESCAN_NS);
+        if due {
+            self.rescan(now);
+        }
+        let (cgroup, cgroup_pressure) = self.read_cgroups(now, due);
+        let meminfo = self
+            .states
+            .reading(Degraded::NoMeminfo, self.meminfo.read(&mut self.buffer));
+        let vmstat = self
+            .states
+            .reading(Degraded::NoVmstat, self.vmstat.read(&mut self.buffer));
+        let stat = self
+            .states
+            .reading(Degraded::NoStat, self.stat.read(&mut self.buffer));
+        let io = self
+            .states
+            .reading(Degraded::NoSelfIo, self.io.read(&mut self.buffer));
+        let status = self
+            .states
+            .reading(Degraded::NoStatus, self.status.read(&mut self.buffer));
+        let pressure = self.read_pressure(cgroup_pressure, vmstat);
+        let ipc_lock = self.slow.initial_user_namespace && status.is_some_and(|s| s.ipc_lock);
+        Sample {
+            now,
+            host: meminfo.map(|m| HostMemory {
+                total_bytes: m.total_bytes,
+                available_bytes: m.available_bytes,
+            }),
+            cgroup,
+            pressure,
+            faults: stat.map(|s| Faults {
+                major: s.major_faults,
+            }),
+            minor_faults: stat.map(|s| s.minor_faults),
+            cpu_ticks: stat.map(|s| s.cpu_ticks),
+            read_bytes: io.map(|io| io.read_bytes),
+            rchar_bytes: io.map(|io| io.rchar_bytes),
+            resident_bytes: status.and_then(|s| s.resident_bytes),
+            vmstat,
+            locks: Locks {
+                rlimit_bytes: self.slow.rlimit_bytes,
+                ipc_lock,
+                locked_bytes: status.and_then(|s| s.locked_bytes),
+                max_map_count: self.slow.max_map_count,
+            },
+            degraded: self.states.set(),
+        }
+    }
+
+    /// What the sensors cannot tell now, each with the failure that began it.
+    #[must_use]
+    pub fn degraded(&self) -> Vec<DegradedReason> {
+        self.states.reasons()
+    }
+
+    /// Directory of the cgroup level that [`Sample::cgroup`] was last read from.
+    #[must_use]
+    pub fn binding_cgroup(&self) -> Option<&Path> {
+        self.binding_cgroup
+            .and_then(|level| self.cgroups.path(level))
+            .map(PathBuf::as_path)
+    }
+
+    /// Reads every cgroup level above us, nearest first, unlimited ones too.
+    pub fn cgroup_levels(&mut self) -> Vec<Result<CgroupLevel, SensorError>> {
+        self.cgroups.all_levels(&mut self.buffer)
+    }
+
+    /// Reads host memory with the values that only reports need.
+    ///
+    /// # Errors
+    /// When `meminfo` is absent or malformed.
+    pub fn meminfo(&mut self) -> Result<Meminfo, SensorError> {
+        self.meminfo.read(&mut self.buffer)
+    }
+
+    /// Opens everything anew and reads what is not read each tick.
+    fn rescan(&mut self, now: Moment) {
+        self.rescanned = Some(now);
+        self.meminfo.close();
+        self.vmstat.close();
+        self.psi.close();
+        self.stat.close();
+        self.io.close();
+        self.status.close();
+        let (states, buffer) = (&mut self.states, &mut self.buffer);
+        self.memlock.close();
+        self.user_namespace.close();
+        self.max_map_count.close();
+        self.slow = Slow {
+            rlimit_bytes: states
+                .reading(Degraded::NoLockLimit, self.memlock.read(buffer))
+                .flatten(),
+            // Kernels without user namespaces have no such file.
+            initial_user_namespace: self.user_namespace.read(buffer).unwrap_or(true),
+            max_map_count: states.reading(Degraded::NoMaxMapCount, self.max_map_count.read(buffer)),
+        };
+        self.rescan_cgroups();
+    }
+
+    fn rescan_cgroups(&mut self) {
+        let found = self.cgroups.rescan(&mut self.buffer);
+        match self.states.reading(Degraded::NoCgroup, found) {
+            Some(false) => {
+                self.states.put(
+                    Degraded::NoCgroup,
+                    Some("no mounted hierarchy has memory files"),
+                );
+            }
+            Some(true) | None => {}
+        }
+        let hidden = self.cgroups.hides_levels();
+        let reason = "the cgroup mount lies above this cgroup namespace's root";
+        self.states
+            .put(Degraded::CgroupLevelHidden, hidden.then_some(reason));
+    }
+
+    /// Reads the cgroups; a level that fails after it worked means that we may have been moved.
+    fn read_cgroups(
+        &mut self,
+        now: Moment,
+        just_scanned: bool,
+    ) -> (Option<CgroupMemory>, Option<CgroupPressure>) {
+        let mut reading = self.cgroups.read(&mut self.buffer);
+        let known = self.states.set().contains(Degraded::CgroupLevelSkipped);
+        if reading.skipped.is_some() && !just_scanned && !known {
+            self.rescanned = Some(now);
+            self.rescan_cgroups();
+            reading = self.cgroups.read(&mut self.buffer);
+        }
+        self.states
+            .put(Degraded::CgroupLevelSkipped, reading.skipped);
+        self.binding_cgroup = reading.tightest.map(|(level, _)| level);
+        (reading.tightest.map(|(_, memory)| memory), reading.pressure)
+    }
+
+    /// The pressure of the nearest limited cgroup, else the machine's.
+    ///
+    /// Reclaim at a cgroup's own limit is counted in that cgroup only, so its stalls are confirmed
+    /// by its own counter and the machine's stalls by the machine's.
+    fn read_pressure(
+        &mut self,
+        cgroup: Option<CgroupPressure>,
+        vmstat: Option<Vmstat>,
+    ) -> Option<Pressure> {
+        let (path, psi, pages) = match cgroup {
+            Some(cgroup) => {
+                self.states.put(Degraded::NoPsi, None::<SensorError>);
+                (
+                    self.cgroups.path(cgroup.level),
+                    cgroup.psi,
+                    cgroup.direct_steal_pages,
+                )
+            }
+            None => {
+                let psi = self.psi.read(&mut self.buffer);
+                let psi = self.states.reading(Degraded::NoPsi, psi)?;
+                (None, psi, vmstat.map(|v| v.direct_steal_pages))
+            }
+        };
+        Some(self.splice.extend(path.map(PathBuf::as_path), psi, pages))
+    }
+}
+
+/// Makes one continuous running total of counters whose source may change: the controllers take
+/// differences, and a jump between two sources would look like a stall.
+#[derive(Debug, Default)]
+struct Splice {
+    /// The cgroup that the totals come from; `None` is the machine.
+    source: Option<PathBuf>,
+    last: Option<Psi>,
+    last_pages: Option<u64>,
+    some_total_us: u64,
+    full_total_us: u64,
+    pages_total: u64,
+}
+
+impl Splice {
+    /// Adds what a source has grown by since it was last seen. Nothing is added when the source has
+    /// changed, or when its counters fell.
+    fn extend(&mut self, source: Option<&Path>, psi: Psi, pages: Option<u64>) -> Pressure {
+        let first = self.last.is_none();
+        if !first && self.source.as_deref() != source {
+            self.last = Some(psi);
+            self.last_pages = None;
+        }
+        if first || self.source.as_deref() != source {
+            self.source = source.map(Path::to_owned);
+        }
+        let none = Psi {
+            some_total_us: 0,
+            full_total_us: 0,
+        };
+        let last = self.last.replace(psi).unwrap_or(none);
+        add_growth(
+            &mut self.some_total_us,
+            last.some_total_us,
+            psi.some_total_us,
+        );
+        add_growth(
+            &mut self.full_total_us,
+            last.full_total_us,
+            psi.full_total_us,
+        );
+        if let Some(now) = pages {
+            let last = self
+                .last_pages
+                .replace(now)
+                .unwrap_or(if first { 0 } else { now });
+            add_growth(&mut self.pages_total, last, now);
+        }
+        Pressure {
+            some_total_us: self.some_total_us,
+            full_total_us: self.full_total_us,
+            direct_reclaim_pages: pages.map(|_| self.pages_total),
+        }
+    }
+}
+
+fn add_growth(total: &mut u64, last: u64, now: u64) {
+    *total = total.saturating_add(now.saturating_sub(last));
+}

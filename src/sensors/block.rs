@@ -17,7 +17,9 @@ use super::text::single_number;
 /// # Errors
 /// When `path` does not exist, or its file system has no readahead setting that can be found.
 pub fn read_ahead_kb(roots: &Roots, path: &Path) -> Result<u64, SensorError> {
-    let device = fs::metadata(path).map_err(|e| SensorError::io(path, e))?.dev();
+    let device = fs::metadata(path)
+        .map_err(|e| SensorError::io(path, e))?
+        .dev();
     read_ahead_kb_of_device(roots, major(device), minor(device))
 }
 
@@ -26,13 +28,11 @@ pub fn read_ahead_kb(roots: &Roots, path: &Path) -> Result<u64, SensorError> {
 ///
 /// # Errors
 /// When there is none of the three.
-pub fn read_ahead_kb_of_device(
-    roots: &Roots,
-    major: u64,
-    minor: u64,
-) -> Result<u64, SensorError> {
+pub fn read_ahead_kb_of_device(roots: &Roots, major: u64, minor: u64) -> Result<u64, SensorError> {
     let block = roots.sys.join(format!("dev/block/{major}:{minor}"));
-    let backing = roots.sys.join(format!("class/bdi/{major}:{minor}/read_ahead_kb"));
+    let backing = roots
+        .sys
+        .join(format!("class/bdi/{major}:{minor}/read_ahead_kb"));
     let own = read_once(block.join("queue/read_ahead_kb"), single_number);
     own.or_else(|_| read_once(block.join("../queue/read_ahead_kb"), single_number))
         .or_else(|_| read_once(backing, single_number))

@@ -122,22 +122,34 @@ impl Cgroups {
                 }
             };
             let available = limited.memory.available_bytes;
-            if reading.tightest.is_none_or(|(_, t)| available < t.available_bytes) {
+            if reading
+                .tightest
+                .is_none_or(|(_, t)| available < t.available_bytes)
+            {
                 reading.tightest = Some((index, limited.memory));
             }
             if reading.pressure.is_none() {
                 let direct_steal_pages = limited.stat.direct_steal_pages;
                 let psi = level.pressure.as_mut().and_then(|p| p.read(buffer).ok());
-                reading.pressure =
-                    psi.map(|psi| CgroupPressure { level: index, psi, direct_steal_pages });
+                reading.pressure = psi.map(|psi| CgroupPressure {
+                    level: index,
+                    psi,
+                    direct_steal_pages,
+                });
             }
         }
         reading
     }
 
     /// Reads every level, unlimited ones too.
-    pub(crate) fn all_levels(&mut self, buffer: &mut Vec<u8>) -> Vec<Result<CgroupLevel, SensorError>> {
-        self.levels.iter_mut().map(|level| level.read_all(buffer)).collect()
+    pub(crate) fn all_levels(
+        &mut self,
+        buffer: &mut Vec<u8>,
+    ) -> Vec<Result<CgroupLevel, SensorError>> {
+        self.levels
+            .iter_mut()
+            .map(|level| level.read_all(buffer))
+            .collect()
     }
 }
 
@@ -147,7 +159,11 @@ fn levels_of(roots: &Roots, place: &Place) -> Vec<Level> {
     let mount = roots.mounted(&place.mount_point);
     let mut levels: Vec<Level> = Vec::new();
     for below in place.ascending() {
-        let directory = if below.as_os_str().is_empty() { mount.clone() } else { mount.join(below) };
+        let directory = if below.as_os_str().is_empty() {
+            mount.clone()
+        } else {
+            mount.join(below)
+        };
         // Without version 1's use_hierarchy, a child is not charged to its parent.
         if place.version == Version::V1 && !levels.is_empty() {
             let inherits = read_once(directory.join("memory.use_hierarchy"), text::single_number);
@@ -182,7 +198,12 @@ impl Level {
             Version::V2 => "memory.max",
         };
         match fs::metadata(file(limit_name)) {
-            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+                ) =>
+            {
                 return None;
             }
             _ => {}
@@ -219,11 +240,19 @@ impl Level {
 
     /// Usage is read only where there is a limit to compare it with.
     fn read_limited(&mut self, buffer: &mut Vec<u8>) -> Result<Option<Limited>, SensorError> {
-        let Some(limit_bytes) = self.read_limit(buffer)? else { return Ok(None) };
+        let Some(limit_bytes) = self.read_limit(buffer)? else {
+            return Ok(None);
+        };
         let usage_bytes = self.usage.read(buffer)?;
         let stat = self.stat.read(buffer)?;
         let available_bytes = available(limit_bytes, usage_bytes, stat.reclaimable_file_bytes);
-        Ok(Some(Limited { memory: CgroupMemory { limit_bytes, available_bytes }, stat }))
+        Ok(Some(Limited {
+            memory: CgroupMemory {
+                limit_bytes,
+                available_bytes,
+            },
+            stat,
+        }))
     }
 
     fn read_all(&mut self, buffer: &mut Vec<u8>) -> Result<CgroupLevel, SensorError> {
@@ -244,5 +273,8 @@ impl Level {
 /// `limit - usage + reclaimable`, from 0 to the limit. Usage above a limit (`memory.high` may be
 /// exceeded) takes from what could be reclaimed.
 fn available(limit_bytes: u64, usage_bytes: u64, reclaimable_bytes: u64) -> u64 {
-    limit_bytes.saturating_add(reclaimable_bytes).saturating_sub(usage_bytes).min(limit_bytes)
+    limit_bytes
+        .saturating_add(reclaimable_bytes)
+        .saturating_sub(usage_bytes)
+        .min(limit_bytes)
 }

@@ -34,7 +34,10 @@ impl Place {
     /// Paths relative to the mount point, from our own cgroup up to the mount point itself.
     pub(crate) fn ascending(&self) -> impl Iterator<Item = PathBuf> {
         let depth = self.below.len();
-        (0..=depth).rev().take(MAX_LEVELS).map(|kept| self.below[..kept].iter().collect())
+        (0..=depth)
+            .rev()
+            .take(MAX_LEVELS)
+            .map(|kept| self.below[..kept].iter().collect())
     }
 }
 
@@ -47,8 +50,17 @@ pub(crate) fn places(cgroup_text: &str, mountinfo_text: &str) -> Result<Vec<Plac
             continue;
         };
         if let Some((below, hidden)) = below_mount(&mount.root, path) {
-            let Mount { version, mount_point, .. } = mount;
-            places.push(Place { version, mount_point, below, hidden });
+            let Mount {
+                version,
+                mount_point,
+                ..
+            } = mount;
+            places.push(Place {
+                version,
+                mount_point,
+                below,
+                hidden,
+            });
         }
     }
     Ok(places)
@@ -91,7 +103,11 @@ fn cgroup_mount(line: &str) -> Option<Mount> {
         _ => return None,
     };
     let mount_point = PathBuf::from(unescape(mount.mount_point.to_str()?));
-    Some(Mount { version, root: unescape(&mount.root), mount_point })
+    Some(Mount {
+        version,
+        root: unescape(&mount.root),
+        mount_point,
+    })
 }
 
 /// Directory names from a mount of cgroup `root` down to cgroup `path`, and whether some are
@@ -112,7 +128,9 @@ fn below_mount(root: &str, path: &str) -> Option<(Vec<String>, bool)> {
 }
 
 fn components(path: &str) -> Vec<&str> {
-    path.split('/').filter(|name| !name.is_empty() && *name != ".").collect()
+    path.split('/')
+        .filter(|name| !name.is_empty() && *name != ".")
+        .collect()
 }
 
 /// Undoes `mountinfo`'s octal escapes of blanks and backslashes (`\040`).
@@ -122,7 +140,9 @@ fn unescape(text: &str) -> String {
     while let Some(at) = rest.find('\\') {
         let (before, escape) = rest.split_at(at);
         out.push_str(before);
-        let code = escape.get(1..4).and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        let code = escape
+            .get(1..4)
+            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
         match code.filter(u8::is_ascii) {
             Some(byte) => {
                 out.push(char::from(byte));
@@ -194,7 +214,10 @@ mod tests {
         assert_eq!(places[0].below, ["a:b", "c"]);
         assert_eq!(places[1].below, ["u"]);
         let ascending: Vec<PathBuf> = places[0].ascending().collect();
-        assert_eq!(ascending, [PathBuf::from("a:b/c"), PathBuf::from("a:b"), PathBuf::new()]);
+        assert_eq!(
+            ascending,
+            [PathBuf::from("a:b/c"), PathBuf::from("a:b"), PathBuf::new()]
+        );
     }
 
     #[test]

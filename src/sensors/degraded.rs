@@ -71,17 +71,29 @@ impl Degraded {
     #[must_use]
     pub const fn meaning(self) -> &'static str {
         match self {
-            Self::NoMeminfo => "The host's available memory is unknown and does not bound the pinned set.",
-            Self::NoVmstat => "Reclaim on the host is unseen, so stalls are confirmed by headroom alone.",
-            Self::NoPsi => "Memory stalls of other programs are unseen, so only headroom shrinks the pinned set.",
-            Self::NoCgroup => "No cgroup memory limit can be seen; only the host's memory bounds the pinned set.",
+            Self::NoMeminfo => {
+                "The host's available memory is unknown and does not bound the pinned set."
+            }
+            Self::NoVmstat => {
+                "Reclaim on the host is unseen, so stalls are confirmed by headroom alone."
+            }
+            Self::NoPsi => {
+                "Memory stalls of other programs are unseen, so only headroom shrinks the pinned set."
+            }
+            Self::NoCgroup => {
+                "No cgroup memory limit can be seen; only the host's memory bounds the pinned set."
+            }
             Self::CgroupLevelSkipped => "A limit on that cgroup level, if any, is not respected.",
-            Self::CgroupLevelHidden => "Limits on the hidden cgroup levels, if any, are not respected.",
+            Self::CgroupLevelHidden => {
+                "Limits on the hidden cgroup levels, if any, are not respected."
+            }
             Self::NoStat => "Major faults are unseen.",
             Self::NoSelfIo => "Bytes read from disk are unknown.",
             Self::NoStatus => "Lock privilege is unknown, so the lock limit is taken to apply.",
             Self::NoLockLimit => "The lock limit is unknown and shows only when locking fails.",
-            Self::NoMaxMapCount => "The limit of mappings is unknown and shows only when locking fails.",
+            Self::NoMaxMapCount => {
+                "The limit of mappings is unknown and shows only when locking fails."
+            }
         }
     }
 
@@ -109,7 +121,9 @@ impl DegradedSet {
 
     /// The states in the set, in declaration order.
     pub fn iter(self) -> impl Iterator<Item = Degraded> {
-        Degraded::ALL.into_iter().filter(move |&state| self.contains(state))
+        Degraded::ALL
+            .into_iter()
+            .filter(move |&state| self.contains(state))
     }
 
     /// The states of `self` that are not in `earlier`.
@@ -142,7 +156,13 @@ impl States {
 
     pub(crate) fn reasons(&self) -> Vec<DegradedReason> {
         let reason = |state: Degraded| self.reasons[state as usize].clone();
-        self.set.iter().map(|state| DegradedReason { state, reason: reason(state) }).collect()
+        self.set
+            .iter()
+            .map(|state| DegradedReason {
+                state,
+                reason: reason(state),
+            })
+            .collect()
     }
 
     /// Enters or leaves `state`. The reason is formatted only on entry: a sensor that keeps failing

@@ -44,13 +44,23 @@ pub struct ParseError {
 impl ParseError {
     /// The item occurs nowhere in `text`.
     pub(crate) fn missing(text: &str, item: &str) -> Self {
-        Self { line: text.lines().count(), item: item.to_owned(), problem: Problem::Missing }
+        Self {
+            line: text.lines().count(),
+            item: item.to_owned(),
+            problem: Problem::Missing,
+        }
     }
 
     /// The line is not of the documented form.
     pub(crate) fn malformed(line: usize, item: &str, text: &str) -> Self {
-        let problem = Problem::Malformed { text: excerpt(text) };
-        Self { line, item: item.to_owned(), problem }
+        let problem = Problem::Malformed {
+            text: excerpt(text),
+        };
+        Self {
+            line,
+            item: item.to_owned(),
+            problem,
+        }
     }
 }
 
@@ -91,11 +101,17 @@ impl SensorError {
     }
 
     pub(crate) fn io(path: &Path, source: io::Error) -> Self {
-        Self::Io { path: path.to_owned(), source }
+        Self::Io {
+            path: path.to_owned(),
+            source,
+        }
     }
 
     pub(crate) fn parse(path: &Path, source: ParseError) -> Self {
-        Self::Parse { path: path.to_owned(), source }
+        Self::Parse {
+            path: path.to_owned(),
+            source,
+        }
     }
 }
 

@@ -39,7 +39,11 @@ impl Locks {
     #[must_use]
     pub fn limits(&self, locked_elsewhere_bytes: u64, map_budget_bytes: Option<u64>) -> LockLimits {
         let memlock_bytes = self.memlock_bytes();
-        LockLimits { memlock_bytes, locked_elsewhere_bytes, map_budget_bytes }
+        LockLimits {
+            memlock_bytes,
+            locked_elsewhere_bytes,
+            map_budget_bytes,
+        }
     }
 }
 
@@ -135,18 +139,28 @@ impl Sensors {
     /// Reads all sensors. Values, limits among them, are read each time; cgroup paths, lock limits
     /// and files that came or went are looked for once a second, or when a cgroup level fails.
     pub fn sample(&mut self, now: Moment) -> Sample {
-        let due = self.rescanned.is_none_or(|then| {
-            now < then || now.ns.saturating_sub(then.ns) >= RESCAN_NS
-        });
+        let due = self
+            .rescanned
+            .is_none_or(|then| now < then || now.ns.saturating_sub(then.ns) >= RESCAN_NS);
         if due {
             self.rescan(now);
         }
         let (cgroup, cgroup_pressure) = self.read_cgroups(now, due);
-        let meminfo = self.states.reading(Degraded::NoMeminfo, self.meminfo.read(&mut self.buffer));
-        let vmstat = self.states.reading(Degraded::NoVmstat, self.vmstat.read(&mut self.buffer));
-        let stat = self.states.reading(Degraded::NoStat, self.stat.read(&mut self.buffer));
-        let io = self.states.reading(Degraded::NoSelfIo, self.io.read(&mut self.buffer));
-        let status = self.states.reading(Degraded::NoStatus, self.status.read(&mut self.buffer));
+        let meminfo = self
+            .states
+            .reading(Degraded::NoMeminfo, self.meminfo.read(&mut self.buffer));
+        let vmstat = self
+            .states
+            .reading(Degraded::NoVmstat, self.vmstat.read(&mut self.buffer));
+        let stat = self
+            .states
+            .reading(Degraded::NoStat, self.stat.read(&mut self.buffer));
+        let io = self
+            .states
+            .reading(Degraded::NoSelfIo, self.io.read(&mut self.buffer));
+        let status = self
+            .states
+            .reading(Degraded::NoStatus, self.status.read(&mut self.buffer));
         let pressure = self.read_pressure(cgroup_pressure, vmstat);
         let ipc_lock = self.slow.initial_user_namespace && status.is_some_and(|s| s.ipc_lock);
         Sample {
@@ -157,7 +171,9 @@ impl Sensors {
             }),
             cgroup,
             pressure,
-            faults: stat.map(|s| Faults { major: s.major_faults }),
+            faults: stat.map(|s| Faults {
+                major: s.major_faults,
+            }),
             minor_faults: stat.map(|s| s.minor_faults),
             cpu_ticks: stat.map(|s| s.cpu_ticks),
             read_bytes: io.map(|io| io.read_bytes),
@@ -183,7 +199,9 @@ impl Sensors {
     /// Directory of the cgroup level that [`Sample::cgroup`] was last read from.
     #[must_use]
     pub fn binding_cgroup(&self) -> Option<&Path> {
-        self.binding_cgroup.and_then(|level| self.cgroups.path(level)).map(PathBuf::as_path)
+        self.binding_cgroup
+            .and_then(|level| self.cgroups.path(level))
+            .map(PathBuf::as_path)
     }
 
     /// Reads every cgroup level above us, nearest first, unlimited ones too.
@@ -213,11 +231,12 @@ impl Sensors {
         self.user_namespace.close();
         self.max_map_count.close();
         self.slow = Slow {
-            rlimit_bytes: states.reading(Degraded::NoLockLimit, self.memlock.read(buffer)).flatten(),
+            rlimit_bytes: states
+                .reading(Degraded::NoLockLimit, self.memlock.read(buffer))
+                .flatten(),
             // Kernels without user namespaces have no such file.
             initial_user_namespace: self.user_namespace.read(buffer).unwrap_or(true),
-            max_map_count: states
-                .reading(Degraded::NoMaxMapCount, self.max_map_count.read(buffer)),
+            max_map_count: states.reading(Degraded::NoMaxMapCount, self.max_map_count.read(buffer)),
         };
         self.rescan_cgroups();
     }
@@ -226,13 +245,17 @@ impl Sensors {
         let found = self.cgroups.rescan(&mut self.buffer);
         match self.states.reading(Degraded::NoCgroup, found) {
             Some(false) => {
-                self.states.put(Degraded::NoCgroup, Some("no mounted hierarchy has memory files"));
+                self.states.put(
+                    Degraded::NoCgroup,
+                    Some("no mounted hierarchy has memory files"),
+                );
             }
             Some(true) | None => {}
         }
         let hidden = self.cgroups.hides_levels();
         let reason = "the cgroup mount lies above this cgroup namespace's root";
-        self.states.put(Degraded::CgroupLevelHidden, hidden.then_some(reason));
+        self.states
+            .put(Degraded::CgroupLevelHidden, hidden.then_some(reason));
     }
 
     /// Reads the cgroups; a level that fails after it worked means that we may have been moved.
@@ -248,7 +271,8 @@ impl Sensors {
             self.rescan_cgroups();
             reading = self.cgroups.read(&mut self.buffer);
         }
-        self.states.put(Degraded::CgroupLevelSkipped, reading.skipped);
+        self.states
+            .put(Degraded::CgroupLevelSkipped, reading.skipped);
         self.binding_cgroup = reading.tightest.map(|(level, _)| level);
         (reading.tightest.map(|(_, memory)| memory), reading.pressure)
     }
@@ -265,7 +289,11 @@ impl Sensors {
         let (path, psi, pages) = match cgroup {
             Some(cgroup) => {
                 self.states.put(Degraded::NoPsi, None::<SensorError>);
-                (self.cgroups.path(cgroup.level), cgroup.psi, cgroup.direct_steal_pages)
+                (
+                    self.cgroups.path(cgroup.level),
+                    cgroup.psi,
+                    cgroup.direct_steal_pages,
+                )
             }
             None => {
                 let psi = self.psi.read(&mut self.buffer);
@@ -302,16 +330,29 @@ impl Splice {
         if first || self.source.as_deref() != source {
             self.source = source.map(Path::to_owned);
         }
-        let none = Psi { some_total_us: 0, full_total_us: 0 };
+        let none = Psi {
+            some_total_us: 0,
+            full_total_us: 0,
+        };
         let last = self.last.replace(psi).unwrap_or(none);
-        add_growth(&mut self.some_total_us, last.some_total_us, psi.some_total_us);
-        add_growth(&mut self.full_total_us, last.full_total_us, psi.full_total_us);
+        add_growth(
+            &mut self.some_total_us,
+            last.some_total_us,
+            psi.some_total_us,
+        );
+        add_growth(
+            &mut self.full_total_us,
+            last.full_total_us,
+            psi.full_total_us,
+        );
         if let Some(now) = pages {
-            let last = self.last_pages.replace(now).unwrap_or(if first { 0 } else { now });
+            let last = self
+                .last_pages
+                .replace(now)
+                .unwrap_or(if first { 0 } else { now });
             add_growth(&mut self.pages_total, last, now);
         }
         Pressure {
-            psi_absent: false,
             some_total_us: self.some_total_us,
             full_total_us: self.full_total_us,
             direct_reclaim_pages: pages.map(|_| self.pages_total),

@@ -21,7 +21,12 @@ pub fn map_count(roots: &Roots) -> Result<u64, SensorError> {
     loop {
         match file.read(&mut chunk) {
             Ok(0) => return Ok(lines),
-            Ok(n) => lines += chunk[..n].iter().map(|&byte| u64::from(byte == b'\n')).sum::<u64>(),
+            Ok(n) => {
+                lines += chunk[..n]
+                    .iter()
+                    .map(|&byte| u64::from(byte == b'\n'))
+                    .sum::<u64>()
+            }
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
             Err(e) => return Err(failed(e)),
         }

@@ -24,7 +24,11 @@ impl Roots {
     #[must_use]
     pub fn under(directory: &Path) -> Self {
         let root = directory.to_owned();
-        Self { proc: root.join("proc"), sys: root.join("sys"), root }
+        Self {
+            proc: root.join("proc"),
+            sys: root.join("sys"),
+            root,
+        }
     }
 
     /// A file of `/proc`.
@@ -37,6 +41,7 @@ impl Roots {
         if let Ok(below) = mount_point.strip_prefix("/sys") {
             return self.sys.join(below);
         }
-        self.root.join(mount_point.strip_prefix("/").unwrap_or(mount_point))
+        self.root
+            .join(mount_point.strip_prefix("/").unwrap_or(mount_point))
     }
 }

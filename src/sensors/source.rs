@@ -41,7 +41,10 @@ impl Source {
     ///
     /// A file that was open and fails (its cgroup has been removed and made again) is opened once
     /// more before the error counts.
-    pub(crate) fn read<'b>(&mut self, buffer: &'b mut Vec<u8>) -> Result<Cow<'b, str>, SensorError> {
+    pub(crate) fn read<'b>(
+        &mut self,
+        buffer: &'b mut Vec<u8>,
+    ) -> Result<Cow<'b, str>, SensorError> {
         let was_open = self.file.is_some();
         let length = match self.read_once(buffer) {
             Err(SensorError::Io { .. }) if was_open => self.read_once(buffer)?,
@@ -71,7 +74,10 @@ fn read_from_start(file: &File, path: &Path, buffer: &mut Vec<u8>) -> Result<usi
         if length == buffer.len() {
             if length >= LARGEST_FILE_BYTES {
                 let limit_bytes = LARGEST_FILE_BYTES;
-                return Err(SensorError::TooLong { path: path.to_owned(), limit_bytes });
+                return Err(SensorError::TooLong {
+                    path: path.to_owned(),
+                    limit_bytes,
+                });
             }
             buffer.resize(length * 2, 0);
         }
@@ -93,7 +99,10 @@ pub(crate) struct Sensor<T> {
 
 impl<T> Sensor<T> {
     pub(crate) fn new(path: PathBuf, parse: fn(&str) -> Result<T, ParseError>) -> Self {
-        Self { source: Source::new(path), parse }
+        Self {
+            source: Source::new(path),
+            parse,
+        }
     }
 
     pub(crate) fn close(&mut self) {

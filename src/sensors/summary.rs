@@ -43,7 +43,10 @@ impl SystemSummary {
     /// tightest cgroup's; `None` when neither is known.
     #[must_use]
     pub fn usable_bytes(&self) -> Option<u64> {
-        self.available_bytes.into_iter().chain(self.cgroup_available_bytes).min()
+        self.available_bytes
+            .into_iter()
+            .chain(self.cgroup_available_bytes)
+            .min()
     }
 }
 

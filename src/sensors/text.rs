@@ -144,9 +144,14 @@ pub(crate) fn psi(text: &str) -> Result<Psi, ParseError> {
             .find(|(_, line)| line.split(' ').next() == Some(kind) && line.len() > kind.len())
             .ok_or_else(|| ParseError::missing(text, kind))?;
         let record = parse_pressure_record(line);
-        record.map(|r| r.total).map_err(|_| ParseError::malformed(index + 1, kind, line))
+        record
+            .map(|r| r.total)
+            .map_err(|_| ParseError::malformed(index + 1, kind, line))
     };
-    Ok(Psi { some_total_us: total_us("some")?, full_total_us: total_us("full")? })
+    Ok(Psi {
+        some_total_us: total_us("some")?,
+        full_total_us: total_us("full")?,
+    })
 }
 
 /// Parses `/proc/self/stat`. The command name may hold spaces and parentheses, so fields are
@@ -157,7 +162,11 @@ pub(crate) fn stat(text: &str) -> Result<Stat, ParseError> {
     // Field 3 of proc(5), the state, is the first here.
     let field = |number: usize, item: &str| -> Result<u64, ParseError> {
         let found = rest.split_ascii_whitespace().nth(number - 3);
-        parse_number(1, item, found.ok_or_else(|| ParseError::missing(text, item))?)
+        parse_number(
+            1,
+            item,
+            found.ok_or_else(|| ParseError::missing(text, item))?,
+        )
     };
     Ok(Stat {
         minor_faults: field(10, "minflt")?,
@@ -204,7 +213,10 @@ pub(crate) fn status(text: &str) -> Result<Status, ParseError> {
 /// Parses `/proc/self/limits` for the soft `RLIMIT_MEMLOCK`, bytes; `None` is unlimited.
 pub(crate) fn memlock_limit(text: &str) -> Result<Option<u64>, ParseError> {
     const ITEM: &str = "Max locked memory";
-    let found = text.lines().enumerate().find_map(|(i, l)| Some((i + 1, l.strip_prefix(ITEM)?)));
+    let found = text
+        .lines()
+        .enumerate()
+        .find_map(|(i, l)| Some((i + 1, l.strip_prefix(ITEM)?)));
     let (line, rest) = found.ok_or_else(|| ParseError::missing(text, ITEM))?;
     match rest.split_ascii_whitespace().next() {
         None => Err(ParseError::malformed(line, ITEM, rest)),
@@ -217,7 +229,9 @@ pub(crate) fn memlock_limit(text: &str) -> Result<Option<u64>, ParseError> {
 /// `CAP_IPC_LOCK` only there, so a rootless container's capability is worth nothing.
 pub(crate) fn in_initial_user_namespace(text: &str) -> Result<bool, ParseError> {
     let mut lines = text.lines();
-    let first = lines.next().ok_or_else(|| ParseError::missing(text, "uid_map"))?;
+    let first = lines
+        .next()
+        .ok_or_else(|| ParseError::missing(text, "uid_map"))?;
     let whole = first.split_ascii_whitespace().eq(["0", "0", "4294967295"]);
     Ok(whole && lines.next().is_none())
 }
@@ -264,7 +278,10 @@ fn cgroup_stat(text: &str, file_lists: [&str; 2]) -> Result<CgroupStat, ParseErr
     }
     let inactive = required(lists[0], text, file_lists[0])?;
     let active = required(lists[1], text, file_lists[1])?;
-    Ok(CgroupStat { reclaimable_file_bytes: inactive.saturating_add(active), direct_steal_pages })
+    Ok(CgroupStat {
+        reclaimable_file_bytes: inactive.saturating_add(active),
+        direct_steal_pages,
+    })
 }
 
 /// A line `key: value` or `key value`.
@@ -288,12 +305,20 @@ impl Entry<'_> {
         let number = self.value.strip_suffix("kB").map(str::trim_end);
         let number = number.ok_or_else(|| self.error(not_a_number(self.value)))?;
         let kib = parse_number(self.line, self.key, number)?;
-        let too_large = || self.error(Problem::TooLarge { text: excerpt(self.value) });
+        let too_large = || {
+            self.error(Problem::TooLarge {
+                text: excerpt(self.value),
+            })
+        };
         kib.checked_mul(KIB).ok_or_else(too_large)
     }
 
     fn error(&self, problem: Problem) -> ParseError {
-        ParseError { line: self.line, item: self.key.to_owned(), problem }
+        ParseError {
+            line: self.line,
+            item: self.key.to_owned(),
+            problem,
+        }
     }
 }
 
@@ -301,7 +326,11 @@ impl Entry<'_> {
 fn entries(text: &str) -> impl Iterator<Item = Entry<'_>> {
     text.lines().enumerate().filter_map(|(index, line)| {
         let (key, value) = line.split_once([':', ' ', '\t'])?;
-        Some(Entry { line: index + 1, key, value: value.trim() })
+        Some(Entry {
+            line: index + 1,
+            key,
+            value: value.trim(),
+        })
     })
 }
 
@@ -310,9 +339,15 @@ fn required<T>(found: Option<T>, text: &str, item: &str) -> Result<T, ParseError
 }
 
 fn parse_number(line: usize, item: &str, text: &str) -> Result<u64, ParseError> {
-    text.parse().map_err(|_| ParseError { line, item: item.to_owned(), problem: not_a_number(text) })
+    text.parse().map_err(|_| ParseError {
+        line,
+        item: item.to_owned(),
+        problem: not_a_number(text),
+    })
 }
 
 fn not_a_number(text: &str) -> Problem {
-    Problem::NotANumber { text: excerpt(text) }
+    Problem::NotANumber {
+        text: excerpt(text),
+    }
 }

@@ -9,7 +9,14 @@ use super::{cgroup_paths, text};
 #[test]
 fn stat_counts_fields_from_the_last_parenthesis() {
     let text = "7 (a) (b c) 9) S 1 7 7 0 -1 4194560 1234 0 56 0 70 8 0 0 20 0";
-    assert_eq!(stat(text), Ok(Stat { minor_faults: 1234, major_faults: 56, cpu_ticks: 78 }));
+    assert_eq!(
+        stat(text),
+        Ok(Stat {
+            minor_faults: 1234,
+            major_faults: 56,
+            cpu_ticks: 78
+        })
+    );
 }
 
 #[test]
@@ -28,7 +35,11 @@ fn limits_have_their_unlimited_forms() {
     assert_eq!(v2_limit("max\n"), Ok(None));
     assert_eq!(v2_limit("0\n"), Ok(Some(0)));
     // i64::MAX rounded down to 4 KiB and to 64 KiB pages, and as very old kernels print it.
-    for none in ["9223372036854771712", "9223372036854710272", "9223372036854775807"] {
+    for none in [
+        "9223372036854771712",
+        "9223372036854710272",
+        "9223372036854775807",
+    ] {
         assert_eq!(v1_limit(none), Ok(None), "{none}");
     }
     assert_eq!(v1_limit("2621440000\n"), Ok(Some(2_621_440_000)));
@@ -41,9 +52,15 @@ fn limits_have_their_unlimited_forms() {
 fn lock_privilege_is_one_bit_and_counts_in_the_initial_namespace_only() {
     assert!(status("CapEff:\t0000000000004000\n").unwrap().ipc_lock);
     assert!(!status("CapEff:\t00000000a80425fb\n").unwrap().ipc_lock);
-    assert_eq!(in_initial_user_namespace("         0          0 4294967295\n"), Ok(true));
+    assert_eq!(
+        in_initial_user_namespace("         0          0 4294967295\n"),
+        Ok(true)
+    );
     assert_eq!(in_initial_user_namespace("0 1000 1\n"), Ok(false));
-    assert_eq!(in_initial_user_namespace("0 0 4294967295\n1 1 1\n"), Ok(false));
+    assert_eq!(
+        in_initial_user_namespace("0 0 4294967295\n1 1 1\n"),
+        Ok(false)
+    );
 }
 
 fn check_error<T: std::fmt::Debug>(
@@ -61,16 +78,40 @@ fn check_error<T: std::fmt::Debug>(
 fn errors_name_line_and_item() {
     let missing = |p: &Problem| *p == Problem::Missing;
     let not_a_number = |p: &Problem| matches!(p, Problem::NotANumber { .. });
-    check_error(meminfo("MemTotal: 5 kB\nMemFree: 3 kB\n"), 2, "MemAvailable", missing);
-    check_error(meminfo("MemTotal: 5 kB\nMemAvailable: x kB\n"), 2, "MemAvailable", not_a_number);
+    check_error(
+        meminfo("MemTotal: 5 kB\nMemFree: 3 kB\n"),
+        2,
+        "MemAvailable",
+        missing,
+    );
+    check_error(
+        meminfo("MemTotal: 5 kB\nMemAvailable: x kB\n"),
+        2,
+        "MemAvailable",
+        not_a_number,
+    );
     check_error(meminfo("MemTotal: 5 MB\n"), 1, "MemTotal", not_a_number);
     let overflow = format!("MemTotal: {} kB\n", u64::MAX);
-    check_error(meminfo(&overflow), 1, "MemTotal", |p| matches!(p, Problem::TooLarge { .. }));
-    check_error(psi("some avg10=0.00 avg60=0.00 avg300=0.00 total=1\n"), 1, "full", missing);
+    check_error(meminfo(&overflow), 1, "MemTotal", |p| {
+        matches!(p, Problem::TooLarge { .. })
+    });
+    check_error(
+        psi("some avg10=0.00 avg60=0.00 avg300=0.00 total=1\n"),
+        1,
+        "full",
+        missing,
+    );
     check_error(psi("full\nsome\n"), 2, "some", missing);
-    check_error(psi("some total=1\n"), 1, "some", |p| matches!(p, Problem::Malformed { .. }));
+    check_error(psi("some total=1\n"), 1, "some", |p| {
+        matches!(p, Problem::Malformed { .. })
+    });
     check_error(stat("7 (x) S 1 2"), 1, "minflt", missing);
-    check_error(io("rchar: 1\nread_bytes: -1\n"), 2, "read_bytes", not_a_number);
+    check_error(
+        io("rchar: 1\nread_bytes: -1\n"),
+        2,
+        "read_bytes",
+        not_a_number,
+    );
     check_error(v2_stat("inactive_file 1\n"), 1, "active_file", missing);
     check_error(single_number(""), 1, "value", not_a_number);
 }
@@ -98,11 +139,41 @@ fn parse_all(text: &str) {
 /// Words that take a parser deep into its input before the text turns hostile.
 fn word() -> impl Strategy<Value = String> {
     let known = prop::sample::select(vec![
-        "MemTotal:", "MemAvailable:", "kB", "pgsteal_direct", "some", "full", "avg10=", "total=",
-        "avg60=0.0", "avg300=0.0", "read_bytes:", "CapEff:", "VmLck:", "Max locked memory", "max",
-        "unlimited", "inactive_file", "total_active_file", "(", ")", "0::/", "4:memory:/..", "/..",
-        " - cgroup2 cgroup2", " - cgroup", "rw,memory", "shared:", "\\040", "\\", "é", "=", ":",
-        "18446744073709551615", "18446744073709551616", "-1",
+        "MemTotal:",
+        "MemAvailable:",
+        "kB",
+        "pgsteal_direct",
+        "some",
+        "full",
+        "avg10=",
+        "total=",
+        "avg60=0.0",
+        "avg300=0.0",
+        "read_bytes:",
+        "CapEff:",
+        "VmLck:",
+        "Max locked memory",
+        "max",
+        "unlimited",
+        "inactive_file",
+        "total_active_file",
+        "(",
+        ")",
+        "0::/",
+        "4:memory:/..",
+        "/..",
+        " - cgroup2 cgroup2",
+        " - cgroup",
+        "rw,memory",
+        "shared:",
+        "\\040",
+        "\\",
+        "é",
+        "=",
+        ":",
+        "18446744073709551615",
+        "18446744073709551616",
+        "-1",
     ]);
     prop_oneof![4 => known.prop_map(str::to_owned), 1 => "[0-9]{1,4}", 1 => ".{0,6}"]
 }

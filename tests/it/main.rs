@@ -1,1 +1,2 @@
 //! x
+mod bench_parent;

@@ -1,0 +1,3 @@
+//! Where expert bytes live.
+
+pub mod residency;

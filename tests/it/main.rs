@@ -1,3 +1,2 @@
 //! x
-
-mod sensors;
+mod bench_parent;

@@ -1,2 +1,15 @@
-//! x
+//! hotpin: Mixture-of-Experts models larger than RAM, with the hot experts kept locked by a
+//! controller that watches routing, faults and memory pressure.
+
+pub mod bench;
+pub mod cli;
+pub mod engine;
+pub mod generate;
+pub mod governor;
+pub mod model;
+pub mod plant;
+pub mod profile;
 pub mod sensors;
+pub mod size;
+pub mod store;
+pub mod workload;

@@ -153,8 +153,8 @@ pub struct BenchArgs {
     pub run_timeout: u64,
 
     /// Show what the runs write to stderr
-    #[arg(long, short = 'v', env = "HOTPIN_VERBOSE")]
-    pub verbose: bool,
+    #[arg(long, env = "HOTPIN_SHOW_RUNS")]
+    pub show_runs: bool,
 }
 
 /// Checks the arguments. The directory, if any, holds built-in texts and has to outlive the runs.
@@ -202,7 +202,7 @@ pub fn resolve(
         journal: args.journal.clone(),
         warm: args.warm,
         no_cgroup: args.no_cgroup,
-        verbose: args.verbose,
+        verbose: args.show_runs,
         engine: hooks.engine.clone(),
     };
     Ok((plan, texts))
@@ -257,7 +257,7 @@ fn memory(args: &BenchArgs, model_bytes: u64) -> Result<Option<u64>, BenchError>
         let upper = model_bytes.saturating_mul(TARGET_UPPER_PERCENT) / 100;
         return Ok(args.target_tok_s.map(|_| upper));
     };
-    let bytes = parse_size(text, model_bytes)
+    let bytes = parse_size(text, Some(model_bytes))
         .map_err(|error| BenchError::Usage(format!("--memory: {error}")))?;
     if bytes == 0 {
         return Err(BenchError::Usage("--memory 0 leaves nothing to run in".to_owned()));

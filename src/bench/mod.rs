@@ -12,6 +12,7 @@ pub mod args;
 pub mod cgroup;
 pub mod chart;
 pub mod child;
+pub mod measure;
 pub mod plan;
 pub mod progress;
 pub mod protocol;

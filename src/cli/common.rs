@@ -41,6 +41,11 @@ pub(super) struct EngineArgs {
 }
 
 impl EngineArgs {
+    /// The defaults with another context length.
+    pub(super) fn defaults(ctx_size: u32) -> EngineOptions {
+        EngineOptions { n_ctx: ctx_size, ..EngineOptions::default() }
+    }
+
     pub(super) fn options(&self) -> EngineOptions {
         let default = EngineOptions::default();
         EngineOptions {
@@ -97,14 +102,7 @@ pub(super) struct ControlArgs {
 impl ControlArgs {
     /// Settings of the control laws from file and flags.
     pub(super) fn control(&self) -> Result<AdaptiveConfig> {
-        let mut control = match &self.control {
-            None => AdaptiveConfig::default(),
-            Some(path) => {
-                let text = std::fs::read_to_string(path)
-                    .with_context(|| format!("control settings {}", path.display()))?;
-                toml::from_str(&text).with_context(|| format!("control settings {}", path.display()))?
-            }
-        };
+        let mut control = read_control(self.control.as_deref())?;
         let ram = total_ram();
         if let Some(size) = &self.capacity {
             control.capacity.limit_bytes = Some(parse_size(size, ram).context("--capacity")?);
@@ -130,6 +128,14 @@ impl ControlArgs {
             journal: Journal::new(file),
         })
     }
+}
+
+/// Settings of the control laws from a TOML file; defaults without one.
+pub(super) fn read_control(path: Option<&Path>) -> Result<AdaptiveConfig> {
+    let Some(path) = path else { return Ok(AdaptiveConfig::default()) };
+    let what = || format!("control settings {}", path.display());
+    let text = std::fs::read_to_string(path).with_context(what)?;
+    toml::from_str(&text).with_context(what)
 }
 
 /// Bytes of RAM, for sizes given in percent.

@@ -1,5 +1,6 @@
 //! The command line: arguments, verbs, and what they print.
 
+mod bench;
 mod common;
 mod inspect;
 mod profile;
@@ -30,6 +31,8 @@ enum Verb {
     Inspect(inspect::InspectArgs),
     /// Count expert use over prompts, as a starting point for the pinned set
     Profile(profile::ProfileArgs),
+    /// Compare policies on a model: each run a fresh process, in turns, hashes compared
+    Bench(Box<bench::BenchArgs>),
     /// One run of a benchmark, ordered on stdin by `hotpin bench`
     #[command(hide = true)]
     BenchChild,
@@ -44,6 +47,7 @@ impl Cli {
             Verb::Run(args) => run::execute(args),
             Verb::Inspect(args) => inspect::execute(&args),
             Verb::Profile(args) => profile::execute(&args),
+            Verb::Bench(args) => bench::execute(&args),
             Verb::BenchChild => Ok(crate::bench::measure::execute()),
         };
         match outcome {
@@ -70,4 +74,15 @@ fn init_log(verbose: u8) {
         .with_target(false)
         .without_time()
         .init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Cli;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        Cli::command().debug_assert();
+    }
 }

@@ -353,6 +353,7 @@ impl Splice {
             add_growth(&mut self.pages_total, last, now);
         }
         Pressure {
+            psi_absent: false,
             some_total_us: self.some_total_us,
             full_total_us: self.full_total_us,
             direct_reclaim_pages: pages.map(|_| self.pages_total),

@@ -1,3 +1,120 @@
-//! Where expert bytes live.
+//! Where expert bytes live and how they get there.
+//!
+//! A store owns every memory call that moves, locks or drops expert pages, and the books that say
+//! which expert is where. It decides nothing about what deserves memory: capacity and scores are
+//! given to it by the governor, routed experts by the engine.
 
+mod boundary;
+mod layout;
+mod mapped;
+mod pages;
 pub mod residency;
+
+pub use layout::{Layout, LayoutError, SliceAt};
+pub use mapped::{DenseLock, MappedStore, TransitKeeper};
+
+use hotpin_controllers::{ExpertId, Held, Residence};
+
+/// What one fetch found and did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fetched {
+    /// Routed experts that were resident, by the books.
+    pub hits: u32,
+    /// Those of them that were locked.
+    pub pinned_hits: u32,
+    /// Routed experts that were not resident.
+    pub misses: u32,
+    /// Bytes that reads were started for.
+    pub bytes: u64,
+}
+
+/// Why a store could not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// A router named an expert that the model does not have.
+    #[error("the router of MoE layer {layer} named expert {expert}, and there are {experts}")]
+    NoSuchExpert {
+        /// MoE layer.
+        layer: usize,
+        /// Index that the router gave.
+        expert: i32,
+        /// Experts in the layer.
+        experts: u32,
+    },
+    /// A lock call failed; the range was unlocked again and the books are exact.
+    #[error("locking {bytes} bytes failed: {errno} ({advice})")]
+    Lock {
+        /// Bytes that were to be locked.
+        bytes: u64,
+        /// The system's answer.
+        errno: nix::errno::Errno,
+        /// What to do about it.
+        advice: &'static str,
+    },
+    /// A read could not be started.
+    #[error("reading ahead {bytes} bytes of expert weights failed: {errno}")]
+    Read {
+        /// Bytes asked for.
+        bytes: usize,
+        /// The system's answer.
+        errno: nix::errno::Errno,
+    },
+}
+
+impl StoreError {
+    /// The errno of a failed system call.
+    #[must_use]
+    pub fn errno(&self) -> Option<nix::errno::Errno> {
+        match self {
+            Self::Lock { errno, .. } | Self::Read { errno, .. } => Some(*errno),
+            Self::NoSuchExpert { .. } => None,
+        }
+    }
+}
+
+/// A place where experts live. `fetch` is called by the engine's thread only, everything else by the
+/// governor's; neither waits for the other.
+pub trait ExpertStore: Send + Sync + std::fmt::Debug {
+    /// Makes one layer's routed experts available, or starts to. `experts` are distinct.
+    ///
+    /// # Errors
+    /// When bytes cannot be had; the decode must not go on.
+    fn fetch(&self, experts: &[ExpertId]) -> Result<Fetched, StoreError>;
+
+    /// Locks an expert, reading it first where it is not resident. True when it is locked now and
+    /// was not before.
+    ///
+    /// # Errors
+    /// [`StoreError::Lock`]; the expert is then unlocked, and the books say so.
+    fn pin(&self, expert: ExpertId) -> Result<bool, StoreError>;
+
+    /// Unlocks an expert; it stays resident until evicted. True when it was locked.
+    fn unpin(&self, expert: ExpertId) -> bool;
+
+    /// Takes over what loading left in memory, before the first pins: experts that are wholly
+    /// resident become transit as far as capacity leaves room beside `planned` (which are about to be
+    /// pinned), the rest is dropped.
+    fn adopt_resident(&self, planned: &[ExpertId]);
+
+    /// Sets the byte budget for pinned + transit.
+    fn set_capacity(&self, bytes: u64);
+
+    /// Publishes the scores by which transit is ranked, one an expert.
+    fn publish_scores(&self, scores: &[f32]);
+
+    /// Evicts transit above the budget. For when the engine is idle; it does so itself otherwise.
+    fn trim(&self);
+
+    /// Compares the books on transit with the kernel and corrects them. Returns the bytes found
+    /// gone; `None` when residency cannot be known.
+    fn audit(&self) -> Option<u64>;
+
+    /// What the books say is held.
+    fn held(&self) -> Held;
+
+    /// Residence of every expert, by the books.
+    fn residence_into(&self, out: &mut [Residence]);
+
+    /// Unlocks everything.
+    fn unlock_all(&self);
+}

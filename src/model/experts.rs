@@ -99,7 +99,7 @@ pub fn slice_bytes(tensor: &TensorInfo, experts: u32) -> Option<u64> {
     }
     // A one-dimensional tensor divides only if its blocks are single elements.
     let divides = !inner.is_empty() || tensor.ty.block_elements == 1;
-    (divides && tensor.bytes % experts == 0).then_some(tensor.bytes / experts)
+    (divides && tensor.bytes.is_multiple_of(experts)).then_some(tensor.bytes / experts)
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ mod metadata;
 mod shards;
 mod source;
 pub mod types;
+mod values;
 
 pub use build::{MAX_BLOCKS, MAX_LAYER_EXPERTS};
 pub use error::ModelError;

@@ -98,7 +98,7 @@ impl GgmlType {
     #[must_use]
     pub fn tensor_bytes(&self, dims: &[u64]) -> Option<u64> {
         let row = dims.first().copied().unwrap_or(1);
-        if row % self.block_elements != 0 {
+        if !row.is_multiple_of(self.block_elements) {
             return None;
         }
         let blocks = dims

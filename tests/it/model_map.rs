@@ -673,7 +673,7 @@ fn damage() -> impl Strategy<Value = Damage> {
 
 fn apply(bytes: &mut Vec<u8>, at: usize, damage: &Damage) {
     // Half of the damage goes where the header is.
-    let reach = if at % 2 == 0 {
+    let reach = if at.is_multiple_of(2) {
         bytes.len()
     } else {
         bytes.len().min(1200)

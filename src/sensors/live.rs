@@ -243,14 +243,9 @@ impl Sensors {
 
     fn rescan_cgroups(&mut self) {
         let found = self.cgroups.rescan(&mut self.buffer);
-        match self.states.reading(Degraded::NoCgroup, found) {
-            Some(false) => {
-                self.states.put(
-                    Degraded::NoCgroup,
-                    Some("no mounted hierarchy has memory files"),
-                );
-            }
-            Some(true) | None => {}
+        if self.states.reading(Degraded::NoCgroup, found) == Some(false) {
+            let reason = "no mounted hierarchy has memory files";
+            self.states.put(Degraded::NoCgroup, Some(reason));
         }
         let hidden = self.cgroups.hides_levels();
         let reason = "the cgroup mount lies above this cgroup namespace's root";
@@ -323,18 +318,13 @@ impl Splice {
     /// changed, or when its counters fell.
     fn extend(&mut self, source: Option<&Path>, psi: Psi, pages: Option<u64>) -> Pressure {
         let first = self.last.is_none();
-        if !first && self.source.as_deref() != source {
-            self.last = Some(psi);
-            self.last_pages = None;
-        }
         if first || self.source.as_deref() != source {
             self.source = source.map(Path::to_owned);
+            // The first source's totals are taken as they are, a later one's only from here on.
+            self.last = Some(if first { Psi::default() } else { psi });
+            self.last_pages = first.then_some(0);
         }
-        let none = Psi {
-            some_total_us: 0,
-            full_total_us: 0,
-        };
-        let last = self.last.replace(psi).unwrap_or(none);
+        let last = self.last.replace(psi).unwrap_or(psi);
         add_growth(
             &mut self.some_total_us,
             last.some_total_us,
@@ -346,10 +336,7 @@ impl Splice {
             psi.full_total_us,
         );
         if let Some(now) = pages {
-            let last = self
-                .last_pages
-                .replace(now)
-                .unwrap_or(if first { 0 } else { now });
+            let last = self.last_pages.replace(now).unwrap_or(now);
             add_growth(&mut self.pages_total, last, now);
         }
         Pressure {

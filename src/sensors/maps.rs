@@ -22,10 +22,8 @@ pub fn map_count(roots: &Roots) -> Result<u64, SensorError> {
         match file.read(&mut chunk) {
             Ok(0) => return Ok(lines),
             Ok(n) => {
-                lines += chunk[..n]
-                    .iter()
-                    .map(|&byte| u64::from(byte == b'\n'))
-                    .sum::<u64>()
+                let newlines = chunk[..n].iter().map(|&byte| u64::from(byte == b'\n'));
+                lines += newlines.sum::<u64>();
             }
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
             Err(e) => return Err(failed(e)),

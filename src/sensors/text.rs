@@ -47,7 +47,7 @@ pub struct Vmstat {
 }
 
 /// Totals of a pressure file, microseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Psi {
     pub(crate) some_total_us: u64,
     pub(crate) full_total_us: u64,

@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 
+use super::cgroup_paths;
 use super::error::{ParseError, Problem};
 use super::text::*;
-use super::{cgroup_paths, text};
 
 #[test]
 fn stat_counts_fields_from_the_last_parenthesis() {
@@ -213,7 +213,7 @@ proptest! {
     #[test]
     fn meminfo_reads_back_what_was_written(total in 0u64..1 << 50, available in 0u64..1 << 50) {
         let text = format!("MemTotal:  {total} kB\nX(y): 3\nMemAvailable:\t{available} kB\n");
-        let parsed = text::meminfo(&text).unwrap();
+        let parsed = meminfo(&text).unwrap();
         prop_assert_eq!(parsed.total_bytes, total * 1024);
         prop_assert_eq!(parsed.available_bytes, available * 1024);
     }

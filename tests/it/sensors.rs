@@ -347,7 +347,7 @@ fn pressure_totals_do_not_jump_when_their_source_changes() {
     let mut live = Live::copy_of("no-psi");
     live.write("proc/pressure/memory", &psi(1000));
     live.write(&format!("{SERVICE}/memory.pressure"), &psi(50));
-    let mut some_at = |live: &mut Live, ms| live.sample_at_ms(ms).pressure.unwrap().some_total_us;
+    let some_at = |live: &mut Live, ms| live.sample_at_ms(ms).pressure.unwrap().some_total_us;
     assert_eq!(some_at(&mut live, 1000), 50);
     live.write(&format!("{SERVICE}/memory.pressure"), &psi(57));
     assert_eq!(some_at(&mut live, 1100), 57);

@@ -87,7 +87,7 @@ pub struct PressureConfig {
     pub quiet_hold_s: f64,
     /// Growth of the ceiling, fraction of the other ceilings' minimum per second.
     pub growth_per_s: f64,
-    /// Headroom (available - reserve) below this fraction of the total confirms pressure.
+    /// Headroom (available - reserve) below this fraction of capacity confirms pressure.
     pub low_headroom_fraction: f64,
     /// Direct reclaim beyond our own reads that confirms pressure, bytes per second.
     pub confirm_reclaim_bytes_per_s: u64,
@@ -118,14 +118,14 @@ impl Default for PressureConfig {
             tracking_s: 1.0,
             quiet_hold_s: 5.0,
             growth_per_s: 0.03,
-            low_headroom_fraction: 0.02,
+            low_headroom_fraction: 0.05,
             confirm_reclaim_bytes_per_s: 8 << 20,
             reclaim_scale_bytes_per_s: 256 << 20,
             reclaim_gain: 0.5,
             phantom_threshold: 0.05,
             phantom_gain_per_s: 0.5,
             phantom_floor_fraction: 0.5,
-            late_miss_share: 1.0,
+            late_miss_share: 0.5,
         }
     }
 }
@@ -455,7 +455,7 @@ impl CapacityConfig {
 impl PressureConfig {
     fn check(&self) -> Result<(), ConfigError> {
         within("pressure.shrink_threshold", self.shrink_threshold, 0.0, 1.0)?;
-        within("pressure.grow_threshold", self.grow_threshold, 0.0, 1.0)?;
+        within("pressure.grow_threshold", self.grow_threshold, 1e-4, 1.0)?;
         within(
             "pressure.proportional_gain",
             self.proportional_gain,

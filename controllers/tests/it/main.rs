@@ -1,0 +1,8 @@
+//! Control laws against a small scripted plant.
+
+mod baselines;
+mod debug;
+mod inputs;
+mod plant;
+mod properties;
+mod scenarios;

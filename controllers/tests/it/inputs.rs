@@ -224,6 +224,7 @@ fn stall_without_confirmation_does_not_shrink() {
     config.pins.share = 0.99;
     config.pins.transit_floor_bytes = 0;
     config.pins.transit_floor_layers = 1;
+    config.pins.transit_cycles = 0.0;
     let mut plant = Plant::new(512 * MIB);
     plant.sensors = unconfirmed;
     let mut policy = adaptive(&plant, &config);

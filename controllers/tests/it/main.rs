@@ -1,7 +1,6 @@
 //! Control laws against a small scripted plant.
 
 mod baselines;
-mod debug;
 mod inputs;
 mod plant;
 mod properties;

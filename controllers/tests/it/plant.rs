@@ -232,6 +232,11 @@ impl Plant {
         }
     }
 
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "small positive numbers"
+    )]
     fn totals(&mut self) {
         let tick_us = self.tick_ns as f64 / 1e3;
         self.pressure.some_total_us += (tick_us * self.stall_fraction) as u64;

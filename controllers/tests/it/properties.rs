@@ -94,7 +94,11 @@ impl Owned {
         let list = |seed: u64| {
             let mut random = Random(seed);
             // Now and then a list of the wrong length.
-            let length = if seed % 16 == 0 { experts - 1 } else { experts };
+            let length = if seed.is_multiple_of(16) {
+                experts - 1
+            } else {
+                experts
+            };
             (0..length)
                 .map(|_| random.below(u32::MAX))
                 .collect::<Vec<_>>()

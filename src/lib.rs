@@ -1,1 +1,4 @@
 //! x
+pub mod bench;
+pub mod size;
+pub mod store;

@@ -12,7 +12,9 @@ pub struct SizeError(String);
 /// [`SizeError`] when the text is not a size.
 pub fn parse_size(text: &str, whole_bytes: u64) -> Result<u64, SizeError> {
     let refused = || SizeError(text.to_owned());
-    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let split = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
     let (digits, unit) = text.split_at(split);
     let number: u64 = digits.parse().map_err(|_| refused())?;
     let factor = match unit.trim() {

@@ -168,7 +168,12 @@ impl Failure {
     #[must_use]
     pub fn stop(policy: &str, repeat: u32, error: &super::BenchError) -> Self {
         let error = format!("the bench stopped here: {error}");
-        Self { policy: policy.to_owned(), repeat, out_of_memory: false, error }
+        Self {
+            policy: policy.to_owned(),
+            repeat,
+            out_of_memory: false,
+            error,
+        }
     }
 }
 
@@ -189,8 +194,11 @@ impl Report {
         failures: Vec<Failure>,
         notes: &[String],
     ) -> Self {
-        let runs: Vec<PolicyRun> =
-            plan.policies.iter().filter_map(|name| PolicyRun::of(name, &samples)).collect();
+        let runs: Vec<PolicyRun> = plan
+            .policies
+            .iter()
+            .filter_map(|name| PolicyRun::of(name, &samples))
+            .collect();
         let mut report = Self {
             model: plan.model.display().to_string(),
             model_bytes: plan.model_bytes,
@@ -230,7 +238,10 @@ impl PolicyRun {
     /// Medians over the samples of `policy`; none without any.
     #[must_use]
     pub fn of(policy: &str, samples: &[Sample]) -> Option<Self> {
-        let own: Vec<&Sample> = samples.iter().filter(|s| s.result.policy == policy).collect();
+        let own: Vec<&Sample> = samples
+            .iter()
+            .filter(|s| s.result.policy == policy)
+            .collect();
         let first = own.first()?;
         let speeds: Vec<f64> = own.iter().map(|s| s.total_tok_s).collect();
         let (tok_s_min, tok_s_max) = range(&speeds)?;
@@ -266,8 +277,10 @@ fn segments(own: &[&Sample]) -> Option<Vec<SegmentRun>> {
     let count = first.result.segments.len();
     (0..count)
         .map(|index| {
-            let all: Vec<&SegmentResult> =
-                own.iter().filter_map(|s| s.result.segments.get(index)).collect();
+            let all: Vec<&SegmentResult> = own
+                .iter()
+                .filter_map(|s| s.result.segments.get(index))
+                .collect();
             segment(&all)
         })
         .collect()
@@ -296,21 +309,35 @@ fn segment(all: &[&SegmentResult]) -> Option<SegmentRun> {
 
 /// Against `off` where it ran, else against the first policy.
 fn ratios(runs: &[PolicyRun], samples: &[Sample]) -> Vec<PolicyRatios> {
-    let Some(baseline) = runs.iter().find(|run| run.policy == BASELINE).or(runs.first()) else {
+    let Some(baseline) = runs
+        .iter()
+        .find(|run| run.policy == BASELINE)
+        .or(runs.first())
+    else {
         return Vec::new();
     };
     let others = runs.iter().filter(|run| run.policy != baseline.policy);
     others
         .map(|run| {
-            let total = ratio(run.tok_s, baseline.tok_s, &run.policy, &baseline.policy, samples, |s| {
-                Some(s.total_tok_s)
-            });
+            let total = ratio(
+                run.tok_s,
+                baseline.tok_s,
+                &run.policy,
+                &baseline.policy,
+                samples,
+                |s| Some(s.total_tok_s),
+            );
             let pairs = run.segments.iter().zip(&baseline.segments).enumerate();
             let segments = pairs.map(|(index, (ours, theirs))| SegmentRatio {
                 name: ours.name.clone(),
-                ratio: ratio(ours.tok_s, theirs.tok_s, &run.policy, &baseline.policy, samples, |s| {
-                    Some(s.result.segments.get(index)?.tok_s)
-                }),
+                ratio: ratio(
+                    ours.tok_s,
+                    theirs.tok_s,
+                    &run.policy,
+                    &baseline.policy,
+                    samples,
+                    |s| Some(s.result.segments.get(index)?.tok_s),
+                ),
             });
             PolicyRatios {
                 policy: run.policy.clone(),
@@ -349,8 +376,10 @@ fn ratio(
 /// True: all known and equal; false: two differ; none: some unknown, the others equal.
 #[must_use]
 pub fn hashes_equal(samples: &[Sample]) -> Option<bool> {
-    let known: Vec<&String> =
-        samples.iter().filter_map(|s| s.result.logits_sha256.as_ref()).collect();
+    let known: Vec<&String> = samples
+        .iter()
+        .filter_map(|s| s.result.logits_sha256.as_ref())
+        .collect();
     if known.windows(2).any(|pair| pair[0] != pair[1]) {
         return Some(false);
     }
@@ -401,7 +430,12 @@ pub(crate) mod tests {
         };
         let tokens: f64 = result.segments.iter().map(|s| f64::from(s.tokens)).sum();
         let seconds: f64 = result.segments.iter().map(|s| s.seconds).sum();
-        Sample { repeat, order: repeat, total_tok_s: tokens / seconds, result }
+        Sample {
+            repeat,
+            order: repeat,
+            total_tok_s: tokens / seconds,
+            result,
+        }
     }
 
     pub(crate) fn plan(policies: &[&str]) -> Plan {
@@ -460,7 +494,10 @@ pub(crate) mod tests {
         }
         let report = report(&["adaptive", "off"], samples);
         let ratios = &report.ratios[0];
-        assert_eq!((ratios.policy.as_str(), ratios.baseline.as_str()), ("adaptive", "off"));
+        assert_eq!(
+            (ratios.policy.as_str(), ratios.baseline.as_str()),
+            ("adaptive", "off")
+        );
         assert_eq!(ratios.total.pairs, 6);
         assert_eq!(ratios.total.paired_median, Some(2.0));
         assert_eq!(ratios.segments[0].ratio.interval_95, Some((2.0, 2.0)));
@@ -482,16 +519,33 @@ pub(crate) mod tests {
     fn json_has_the_agreed_shape_and_null_for_unknown() {
         let report = report(&["off"], vec![sample("off", 1, &[("a", 10.0)], "x")]);
         let json = serde_json::to_value(&report).expect("json");
-        for key in ["model", "memory_bytes", "runs", "read_ahead_kb", "samples", "ratios"] {
+        for key in [
+            "model",
+            "memory_bytes",
+            "runs",
+            "read_ahead_kb",
+            "samples",
+            "ratios",
+        ] {
             assert!(json.get(key).is_some(), "{key}");
         }
         let run = &json["runs"][0];
-        for key in ["policy", "store", "tok_s", "load_s", "peak_memory_bytes", "logits_sha256"] {
+        for key in [
+            "policy",
+            "store",
+            "tok_s",
+            "load_s",
+            "peak_memory_bytes",
+            "logits_sha256",
+        ] {
             assert!(!run[key].is_null(), "{key}");
         }
         assert!(run["ttft_ms"].is_null() && run.get("ttft_ms").is_some());
         assert!(run["segments"][0]["pinned_hit_ratio"].is_null());
         assert_eq!(json["samples"][0]["segments"][0]["name"], "a");
-        assert_eq!(serde_json::from_value::<Report>(json).expect("back"), report);
+        assert_eq!(
+            serde_json::from_value::<Report>(json).expect("back"),
+            report
+        );
     }
 }

@@ -115,9 +115,9 @@ pub fn schedule(policies: usize, repeats: u32) -> Vec<Slot> {
     for repeat in 0..repeats {
         let forward = (0..policies).map(|policy| Slot { policy, repeat });
         if repeat % 2 == 0 {
-            slots.extend(forward)
+            slots.extend(forward);
         } else {
-            slots.extend(forward.rev())
+            slots.extend(forward.rev());
         }
     }
     slots

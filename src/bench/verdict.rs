@@ -92,9 +92,9 @@ fn static_pins(report: &Report) -> Option<String> {
     for (ours, theirs) in pinned.segments.iter().zip(&stock.segments) {
         let text = format!("{} ({:.2}x)", ours.name, ours.tok_s / theirs.tok_s);
         if ours.tok_s < theirs.tok_s {
-            lost.push(text)
+            lost.push(text);
         } else {
-            won.push(text)
+            won.push(text);
         }
     }
     let mut text = match (lost.is_empty(), won.is_empty()) {

@@ -11,10 +11,8 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use procfs::FromRead;
-use procfs::ProcessCGroups;
-use procfs::process::MountInfos;
 
+use super::hierarchy::{Version, find, has_word};
 use super::protocol::CgroupJoin;
 
 /// Names of our groups begin with this; the pid of the bench and a number follow.
@@ -60,38 +58,6 @@ pub enum CgroupError {
     },
 }
 
-/// Which interface a hierarchy speaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Version {
-    /// The memory hierarchy of cgroup v1.
-    V1,
-    /// The unified hierarchy.
-    V2,
-}
-
-impl Version {
-    fn limit_file(self) -> &'static str {
-        match self {
-            Self::V1 => "memory.limit_in_bytes",
-            Self::V2 => "memory.max",
-        }
-    }
-
-    fn peak_file(self) -> &'static str {
-        match self {
-            Self::V1 => "memory.max_usage_in_bytes",
-            Self::V2 => "memory.peak",
-        }
-    }
-
-    fn oom_file(self) -> &'static str {
-        match self {
-            Self::V1 => "memory.oom_control",
-            Self::V2 => "memory.events",
-        }
-    }
-}
-
 /// The place below which a run's group is made.
 #[derive(Debug)]
 pub struct CgroupParent {
@@ -110,7 +76,7 @@ impl CgroupParent {
     /// # Errors
     /// [`CgroupError`] says what is missing and, for each place, why not.
     pub fn find(root: &Path) -> Result<Self, CgroupError> {
-        let (version, mount, own) = hierarchy(root)?;
+        let (version, mount, own) = find(root)?;
         let mut tried = Vec::new();
         for dir in own.ancestors().take_while(|dir| dir.starts_with(&mount)) {
             let mut parent = Self {
@@ -349,71 +315,8 @@ impl Drop for RunCgroup {
     }
 }
 
-/// Finds the hierarchy that has the memory controller: its version, mount point and this process's
-/// own directory in it.
-fn hierarchy(root: &Path) -> Result<(Version, PathBuf, PathBuf), CgroupError> {
-    let mounts: MountInfos = read_proc(&root.join("proc/self/mountinfo"))?;
-    let groups: ProcessCGroups = read_proc(&root.join("proc/self/cgroup"))?;
-    for mount in &mounts {
-        let version = match mount.fs_type.as_str() {
-            "cgroup" if mount.super_options.contains_key("memory") => Version::V1,
-            "cgroup2" => Version::V2,
-            _ => continue,
-        };
-        let point = under(root, &mount.mount_point);
-        if version == Version::V2 {
-            let all = fs::read_to_string(point.join("cgroup.controllers")).unwrap_or_default();
-            if !has_word(&all, "memory") {
-                continue;
-            }
-        }
-        let own = groups.0.iter().find(|group| match version {
-            Version::V1 => group.controllers.iter().any(|name| name == "memory"),
-            Version::V2 => group.hierarchy == 0,
-        });
-        // A container may see its own group as the mount's root; paths are given from the real one.
-        let relative = own.map_or("", |group| {
-            let path = Path::new(&group.pathname);
-            path.strip_prefix(&mount.root)
-                .ok()
-                .and_then(Path::to_str)
-                .unwrap_or("")
-        });
-        let own_dir = under(&point, Path::new(relative));
-        let own_dir = if own_dir.is_dir() {
-            own_dir
-        } else {
-            point.clone()
-        };
-        return Ok((version, point, own_dir));
-    }
-    Err(CgroupError::NoController)
-}
-
-fn read_proc<T: FromRead>(path: &Path) -> Result<T, CgroupError> {
-    T::from_file(path).map_err(|error| CgroupError::Read {
-        path: path.to_path_buf(),
-        reason: error.to_string(),
-    })
-}
-
-/// `path` below `root`, without letting it climb out.
-fn under(root: &Path, path: &Path) -> PathBuf {
-    let normal = path
-        .components()
-        .filter(|c| matches!(c, std::path::Component::Normal(_)));
-    root.iter()
-        .map(Path::new)
-        .chain(normal.map(|c| Path::new(c.as_os_str())))
-        .collect()
-}
-
-fn has_word(text: &str, word: &str) -> bool {
-    text.split_whitespace().any(|found| found == word)
-}
-
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     const HYBRID: &str = "31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755\n\
@@ -422,7 +325,7 @@ mod tests {
     const UNIFIED: &str = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw\n";
 
     /// A fake `/`: each pair is a file and its text.
-    fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
+    pub(crate) fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().expect("temp dir");
         for (path, text) in files {
             let path = root.path().join(path);
@@ -546,17 +449,5 @@ mod tests {
             "can be made here",
         );
         check(&[("proc/self/mountinfo", "nonsense"), group], "mountinfo");
-    }
-
-    #[test]
-    fn a_container_that_sees_its_group_as_the_root_finds_itself_there() {
-        let mounts = "35 31 0:32 /docker/abc /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n";
-        let root = tree(&[
-            ("proc/self/mountinfo", mounts),
-            ("proc/self/cgroup", "4:memory:/docker/abc/inner\n"),
-            ("sys/fs/cgroup/memory/inner/memory.limit_in_bytes", "-1"),
-        ]);
-        let (_, _, own) = hierarchy(root.path()).expect("found");
-        assert_eq!(own, root.path().join("sys/fs/cgroup/memory/inner"));
     }
 }

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::plan::Plan;
 use super::progress::Progress;
-use super::report::{Failure, hashes_equal};
+use super::ratios::hashes_equal;
+use super::report::Failure;
 use super::session::{RunError, Sample, Session};
 use super::stats::{median, range};
 use super::table::size;

@@ -28,7 +28,12 @@ pub struct BenchArgs {
     pub workload: Option<PathBuf>,
 
     /// Domains to decode, in this order [default: all, alphabetically]
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', env = "HOTPIN_DOMAINS")]
+    #[arg(
+        long,
+        value_name = "NAMES",
+        value_delimiter = ',',
+        env = "HOTPIN_DOMAINS"
+    )]
     pub domains: Vec<String>,
 
     /// Generate freely from each line of this file instead of decoding texts
@@ -102,7 +107,7 @@ pub struct BenchArgs {
         value_name = "OUT",
         num_args = 0..=1,
         default_missing_value = "-",
-        env = "HOTPIN_JSON"
+        env = "HOTPIN_BENCH_JSON"
     )]
     pub json: Option<PathBuf>,
 
@@ -122,7 +127,7 @@ pub struct BenchArgs {
         value_delimiter = ',',
         requires = "target_tok_s",
         value_parser = PossibleValuesParser::new(POLICIES),
-        env = "HOTPIN_POLICY"
+        env = "HOTPIN_TARGET_POLICY"
     )]
     pub policy: Vec<String>,
 
@@ -161,15 +166,15 @@ pub struct BenchArgs {
 ///
 /// # Errors
 /// [`BenchError::Usage`] for what cannot be meant, others for what cannot be read.
-pub fn resolve(
-    args: &BenchArgs,
-    hooks: &Hooks<'_>,
-) -> Result<(Plan, Option<TempDir>), BenchError> {
+pub fn resolve(args: &BenchArgs, hooks: &Hooks<'_>) -> Result<(Plan, Option<TempDir>), BenchError> {
     let policies = policies(args)?;
     let shards = (hooks.shards)(&args.model).map_err(BenchError::Model)?;
     let model_bytes = total_bytes(&shards)?;
     if model_bytes == 0 {
-        return Err(BenchError::Model(format!("{} is empty", args.model.display())));
+        return Err(BenchError::Model(format!(
+            "{} is empty",
+            args.model.display()
+        )));
     }
     let memory_bytes = memory(args, model_bytes)?;
     let (workload, texts, prompts) = match &args.prompts {
@@ -187,7 +192,11 @@ pub fn resolve(
         model: args.model.clone(),
         shards,
         model_bytes,
-        task: if args.prompts.is_some() { Task::Generate } else { Task::Forced },
+        task: if args.prompts.is_some() {
+            Task::Generate
+        } else {
+            Task::Forced
+        },
         workload,
         prompts,
         tokens: args.tokens,
@@ -211,13 +220,21 @@ pub fn resolve(
 /// What cannot be written is found out before hours of runs, not after.
 fn prepare_outputs(args: &BenchArgs) -> Result<(), BenchError> {
     if let Some(chart) = &args.chart
-        && chart.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("svg"))
+        && chart
+            .extension()
+            .is_none_or(|extension| !extension.eq_ignore_ascii_case("svg"))
     {
-        let why = format!("--chart {}: charts are SVG, name it OUT.svg", chart.display());
+        let why = format!(
+            "--chart {}: charts are SVG, name it OUT.svg",
+            chart.display()
+        );
         return Err(BenchError::Usage(why));
     }
     let files = [&args.json, &args.chart].into_iter().flatten();
-    let dirs = [&args.record, &args.journal].into_iter().flatten().map(PathBuf::as_path);
+    let dirs = [&args.record, &args.journal]
+        .into_iter()
+        .flatten()
+        .map(PathBuf::as_path);
     for dir in files.filter_map(|path| path.parent()).chain(dirs) {
         if !dir.as_os_str().is_empty() {
             std::fs::create_dir_all(dir).map_err(|source| BenchError::io(dir, source))?;
@@ -230,7 +247,9 @@ fn policies(args: &BenchArgs) -> Result<Vec<String>, BenchError> {
     let asked = match args.target_tok_s {
         None => args.policies.clone(),
         Some(target) if !(target.is_finite() && target > 0.0) => {
-            return Err(BenchError::Usage(format!("--target-tok-s {target}: must be above 0")));
+            return Err(BenchError::Usage(format!(
+                "--target-tok-s {target}: must be above 0"
+            )));
         }
         Some(_) if args.no_cgroup => {
             let why = "--target-tok-s searches over limits, which --no-cgroup may not set";
@@ -241,7 +260,9 @@ fn policies(args: &BenchArgs) -> Result<Vec<String>, BenchError> {
     };
     for (index, policy) in asked.iter().enumerate() {
         if asked[..index].contains(policy) {
-            return Err(BenchError::Usage(format!("policy `{policy}` is asked for twice")));
+            return Err(BenchError::Usage(format!(
+                "policy `{policy}` is asked for twice"
+            )));
         }
         if policy == "static" && args.profile.is_none() {
             let why = "`static` pins what a profile names: give --profile (`hotpin profile` \
@@ -260,7 +281,9 @@ fn memory(args: &BenchArgs, model_bytes: u64) -> Result<Option<u64>, BenchError>
     let bytes = parse_size(text, Some(model_bytes))
         .map_err(|error| BenchError::Usage(format!("--memory: {error}")))?;
     if bytes == 0 {
-        return Err(BenchError::Usage("--memory 0 leaves nothing to run in".to_owned()));
+        return Err(BenchError::Usage(
+            "--memory 0 leaves nothing to run in".to_owned(),
+        ));
     }
     Ok(Some(bytes))
 }
@@ -272,7 +295,9 @@ fn workload(args: &BenchArgs, hooks: &Hooks<'_>) -> Result<Workload, BenchError>
         return Ok((read_workload(dir, &args.domains)?, None));
     }
     if hooks.demo_workload.is_empty() {
-        return Err(BenchError::Usage("no built-in texts: give --workload DIR".to_owned()));
+        return Err(BenchError::Usage(
+            "no built-in texts: give --workload DIR".to_owned(),
+        ));
     }
     let place = std::env::temp_dir();
     let dir = TempDir::with_prefix("hotpin-bench-texts-")
@@ -298,5 +323,8 @@ fn file_bytes(path: &Path) -> std::io::Result<u64> {
 }
 
 fn available_threads() -> u32 {
-    std::thread::available_parallelism().ok().and_then(|n| u32::try_from(n.get()).ok()).unwrap_or(1)
+    std::thread::available_parallelism()
+        .ok()
+        .and_then(|n| u32::try_from(n.get()).ok())
+        .unwrap_or(1)
 }

@@ -11,10 +11,8 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use procfs::FromRead;
-use procfs::ProcessCGroups;
-use procfs::process::MountInfos;
 
+use super::hierarchy::{Version, find, has_word};
 use super::protocol::CgroupJoin;
 
 /// Names of our groups begin with this; the pid of the bench and a number follow.
@@ -60,38 +58,6 @@ pub enum CgroupError {
     },
 }
 
-/// Which interface a hierarchy speaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Version {
-    /// The memory hierarchy of cgroup v1.
-    V1,
-    /// The unified hierarchy.
-    V2,
-}
-
-impl Version {
-    fn limit_file(self) -> &'static str {
-        match self {
-            Self::V1 => "memory.limit_in_bytes",
-            Self::V2 => "memory.max",
-        }
-    }
-
-    fn peak_file(self) -> &'static str {
-        match self {
-            Self::V1 => "memory.max_usage_in_bytes",
-            Self::V2 => "memory.peak",
-        }
-    }
-
-    fn oom_file(self) -> &'static str {
-        match self {
-            Self::V1 => "memory.oom_control",
-            Self::V2 => "memory.events",
-        }
-    }
-}
-
 /// The place below which a run's group is made.
 #[derive(Debug)]
 pub struct CgroupParent {
@@ -110,7 +76,7 @@ impl CgroupParent {
     /// # Errors
     /// [`CgroupError`] says what is missing and, for each place, why not.
     pub fn find(root: &Path) -> Result<Self, CgroupError> {
-        let (version, mount, own) = hierarchy(root)?;
+        let (version, mount, own) = find(root)?;
         let mut tried = Vec::new();
         for dir in own.ancestors().take_while(|dir| dir.starts_with(&mount)) {
             let mut parent = Self {
@@ -119,7 +85,9 @@ impl CgroupParent {
                 mount: mount.clone(),
                 enabled_controller: false,
             };
-            let usable = parent.enable_controller().and_then(|()| parent.create(None).map(drop));
+            let usable = parent
+                .enable_controller()
+                .and_then(|()| parent.create(None).map(drop));
             match usable {
                 Ok(()) => {
                     parent.remove_stale();
@@ -139,22 +107,39 @@ impl CgroupParent {
         if let Some((limit_bytes, path)) = self.tightest_limit()
             && limit_bytes < memory_bytes
         {
-            return Err(CgroupError::TighterAbove { asked_bytes: memory_bytes, limit_bytes, path });
+            return Err(CgroupError::TighterAbove {
+                asked_bytes: memory_bytes,
+                limit_bytes,
+                path,
+            });
         }
-        self.create(Some(memory_bytes)).map_err(|error| CgroupError::NotAllowed {
-            tried: vec![format!("{}: {error}", self.dir.display())],
-        })
+        self.create(Some(memory_bytes))
+            .map_err(|error| CgroupError::NotAllowed {
+                tried: vec![format!("{}: {error}", self.dir.display())],
+            })
     }
 
     fn create(&self, limit_bytes: Option<u64>) -> io::Result<RunCgroup> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let dir = self.dir.join(format!("{PREFIX}{}-{number}", std::process::id()));
+        let dir = self
+            .dir
+            .join(format!("{PREFIX}{}-{number}", std::process::id()));
         fs::create_dir(&dir)?;
         // From here on the directory is removed by Drop, whatever fails.
-        let mut group = RunCgroup { version: self.version, dir, notes: Vec::new() };
+        let mut group = RunCgroup {
+            version: self.version,
+            dir,
+            notes: Vec::new(),
+        };
         let limit_text = limit_bytes.map_or_else(
-            || if self.version == Version::V1 { "-1".into() } else { "max".to_owned() },
+            || {
+                if self.version == Version::V1 {
+                    "-1".into()
+                } else {
+                    "max".to_owned()
+                }
+            },
             |bytes| bytes.to_string(),
         );
         fs::write(group.dir.join(self.version.limit_file()), limit_text)?;
@@ -173,8 +158,13 @@ impl CgroupParent {
         if has_word(&fs::read_to_string(&path)?, "memory") {
             return Ok(());
         }
-        if !has_word(&fs::read_to_string(self.dir.join("cgroup.controllers"))?, "memory") {
-            return Err(io::Error::other("the memory controller is not delegated to it"));
+        if !has_word(
+            &fs::read_to_string(self.dir.join("cgroup.controllers"))?,
+            "memory",
+        ) {
+            return Err(io::Error::other(
+                "the memory controller is not delegated to it",
+            ));
         }
         fs::write(&path, "+memory").map_err(|error| {
             let why = format!("its memory controller cannot be passed on: {error}");
@@ -185,7 +175,10 @@ impl CgroupParent {
     }
 
     fn tightest_limit(&self) -> Option<(u64, PathBuf)> {
-        let above = self.dir.ancestors().take_while(|dir| dir.starts_with(&self.mount));
+        let above = self
+            .dir
+            .ancestors()
+            .take_while(|dir| dir.starts_with(&self.mount));
         above
             .filter_map(|dir| {
                 let path = dir.join(self.version.limit_file());
@@ -200,7 +193,9 @@ impl CgroupParent {
         for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let owner = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
-            let Some((pid, _)) = owner.and_then(|rest| rest.split_once('-')) else { continue };
+            let Some((pid, _)) = owner.and_then(|rest| rest.split_once('-')) else {
+                continue;
+            };
             let gone = pid.parse().is_ok_and(|pid: i32| {
                 pid > 0 && kill(Pid::from_raw(pid), None) == Err(nix::errno::Errno::ESRCH)
             });
@@ -234,7 +229,10 @@ impl RunCgroup {
     #[must_use]
     pub fn join(&self) -> CgroupJoin {
         let version = if self.version == Version::V1 { 1 } else { 2 };
-        CgroupJoin { version, procs: self.dir.join("cgroup.procs") }
+        CgroupJoin {
+            version,
+            procs: self.dir.join("cgroup.procs"),
+        }
     }
 
     /// What the reader of the figures has to know about this group.
@@ -246,14 +244,19 @@ impl RunCgroup {
     /// Highest use so far in bytes, page cache included; none where the kernel does not keep it.
     #[must_use]
     pub fn peak_bytes(&self) -> Option<u64> {
-        fs::read_to_string(self.dir.join(self.version.peak_file())).ok()?.trim().parse().ok()
+        fs::read_to_string(self.dir.join(self.version.peak_file()))
+            .ok()?
+            .trim()
+            .parse()
+            .ok()
     }
 
     /// Processes that the kernel killed in this group for want of memory.
     #[must_use]
     pub fn oom_kills(&self) -> Option<u64> {
         let text = fs::read_to_string(self.dir.join(self.version.oom_file())).ok()?;
-        text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
+        text.lines()
+            .find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
     }
 
     fn forbid_swap(&mut self) {
@@ -266,7 +269,9 @@ impl RunCgroup {
             // No swap accounting, no file: the kernel then has no swap for the group to use.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
-                self.notes.push(format!("swap could not be forbidden to the run ({file}: {error})"));
+                self.notes.push(format!(
+                    "swap could not be forbidden to the run ({file}: {error})"
+                ));
             }
         }
     }
@@ -276,7 +281,10 @@ impl RunCgroup {
             return;
         }
         let members = fs::read_to_string(self.dir.join("cgroup.procs")).unwrap_or_default();
-        for pid in members.lines().filter_map(|line| line.trim().parse::<i32>().ok()) {
+        for pid in members
+            .lines()
+            .filter_map(|line| line.trim().parse::<i32>().ok())
+        {
             if pid > 0 {
                 kill(Pid::from_raw(pid), Signal::SIGKILL).ok();
             }
@@ -307,57 +315,8 @@ impl Drop for RunCgroup {
     }
 }
 
-/// Finds the hierarchy that has the memory controller: its version, mount point and this process's
-/// own directory in it.
-fn hierarchy(root: &Path) -> Result<(Version, PathBuf, PathBuf), CgroupError> {
-    let mounts: MountInfos = read_proc(&root.join("proc/self/mountinfo"))?;
-    let groups: ProcessCGroups = read_proc(&root.join("proc/self/cgroup"))?;
-    for mount in &mounts {
-        let version = match mount.fs_type.as_str() {
-            "cgroup" if mount.super_options.contains_key("memory") => Version::V1,
-            "cgroup2" => Version::V2,
-            _ => continue,
-        };
-        let point = under(root, &mount.mount_point);
-        if version == Version::V2 {
-            let all = fs::read_to_string(point.join("cgroup.controllers")).unwrap_or_default();
-            if !has_word(&all, "memory") {
-                continue;
-            }
-        }
-        let own = groups.0.iter().find(|group| match version {
-            Version::V1 => group.controllers.iter().any(|name| name == "memory"),
-            Version::V2 => group.hierarchy == 0,
-        });
-        // A container may see its own group as the mount's root; paths are given from the real one.
-        let relative = own.map_or("", |group| {
-            let path = Path::new(&group.pathname);
-            path.strip_prefix(&mount.root).ok().and_then(Path::to_str).unwrap_or("")
-        });
-        let own_dir = under(&point, Path::new(relative));
-        let own_dir = if own_dir.is_dir() { own_dir } else { point.clone() };
-        return Ok((version, point, own_dir));
-    }
-    Err(CgroupError::NoController)
-}
-
-fn read_proc<T: FromRead>(path: &Path) -> Result<T, CgroupError> {
-    T::from_file(path)
-        .map_err(|error| CgroupError::Read { path: path.to_path_buf(), reason: error.to_string() })
-}
-
-/// `path` below `root`, without letting it climb out.
-fn under(root: &Path, path: &Path) -> PathBuf {
-    let normal = path.components().filter(|c| matches!(c, std::path::Component::Normal(_)));
-    root.iter().map(Path::new).chain(normal.map(|c| Path::new(c.as_os_str()))).collect()
-}
-
-fn has_word(text: &str, word: &str) -> bool {
-    text.split_whitespace().any(|found| found == word)
-}
-
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     const HYBRID: &str = "31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755\n\
@@ -366,7 +325,7 @@ mod tests {
     const UNIFIED: &str = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw\n";
 
     /// A fake `/`: each pair is a file and its text.
-    fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
+    pub(crate) fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().expect("temp dir");
         for (path, text) in files {
             let path = root.path().join(path);
@@ -381,8 +340,14 @@ mod tests {
         let root = tree(&[
             ("proc/self/mountinfo", HYBRID),
             ("proc/self/cgroup", "4:memory:/a/b\n0::/\n"),
-            ("sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", "9223372036854771712\n"),
-            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
+            (
+                "sys/fs/cgroup/memory/a/b/memory.limit_in_bytes",
+                "9223372036854771712\n",
+            ),
+            (
+                "sys/fs/cgroup/memory/memory.limit_in_bytes",
+                "9223372036854771712\n",
+            ),
             ("sys/fs/cgroup/unified/cgroup.controllers", "hugetlb\n"),
         ]);
         let parent = CgroupParent::find(root.path()).expect("found");
@@ -402,23 +367,48 @@ mod tests {
             ("proc/self/mountinfo", UNIFIED),
             ("proc/self/cgroup", "0::/user.slice/shell.scope\n"),
             ("sys/fs/cgroup/cgroup.controllers", "cpu memory\n"),
-            ("sys/fs/cgroup/user.slice/cgroup.controllers", "cpu memory\n"),
-            ("sys/fs/cgroup/user.slice/cgroup.subtree_control", "cpu memory\n"),
+            (
+                "sys/fs/cgroup/user.slice/cgroup.controllers",
+                "cpu memory\n",
+            ),
+            (
+                "sys/fs/cgroup/user.slice/cgroup.subtree_control",
+                "cpu memory\n",
+            ),
             ("sys/fs/cgroup/user.slice/memory.max", "3000000000\n"),
-            ("sys/fs/cgroup/user.slice/shell.scope/cgroup.controllers", "cpu\n"),
-            ("sys/fs/cgroup/user.slice/shell.scope/cgroup.subtree_control", "\n"),
+            (
+                "sys/fs/cgroup/user.slice/shell.scope/cgroup.controllers",
+                "cpu\n",
+            ),
+            (
+                "sys/fs/cgroup/user.slice/shell.scope/cgroup.subtree_control",
+                "\n",
+            ),
         ]);
         let parent = CgroupParent::find(root.path()).expect("found");
         assert_eq!(parent.version, Version::V2);
         assert_eq!(parent.dir, root.path().join("sys/fs/cgroup/user.slice"));
         let group = parent.run_group(2_500_000_000).expect("group");
-        assert_eq!(fs::read_to_string(group.dir.join("memory.swap.max")).expect("swap"), "0");
+        assert_eq!(
+            fs::read_to_string(group.dir.join("memory.swap.max")).expect("swap"),
+            "0"
+        );
         assert_eq!((group.peak_bytes(), group.oom_kills()), (None, None));
         fs::write(group.dir.join("memory.peak"), "77\n").expect("peak");
-        fs::write(group.dir.join("memory.events"), "low 0\noom 3\noom_kill 2\n").expect("events");
+        fs::write(
+            group.dir.join("memory.events"),
+            "low 0\noom 3\noom_kill 2\n",
+        )
+        .expect("events");
         assert_eq!((group.peak_bytes(), group.oom_kills()), (Some(77), Some(2)));
-        let error = parent.run_group(4_000_000_000).expect_err("tighter above").to_string();
-        assert!(error.contains("3000000000") && error.contains("user.slice"), "{error}");
+        let error = parent
+            .run_group(4_000_000_000)
+            .expect_err("tighter above")
+            .to_string();
+        assert!(
+            error.contains("3000000000") && error.contains("user.slice"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -440,28 +430,24 @@ mod tests {
     fn what_is_missing_is_said() {
         let check = |files: &[(&str, &str)], expect: &str| {
             let root = tree(files);
-            let error = CgroupParent::find(root.path()).expect_err("nothing usable").to_string();
+            let error = CgroupParent::find(root.path())
+                .expect_err("nothing usable")
+                .to_string();
             assert!(error.contains(expect), "{error}");
         };
         check(&[], "mountinfo");
         let group = ("proc/self/cgroup", "0::/\n");
         check(&[("proc/self/mountinfo", ""), group], "no cgroup hierarchy");
         let bare = ("sys/fs/cgroup/cgroup.controllers", "cpu\n");
-        check(&[("proc/self/mountinfo", UNIFIED), group, bare], "no cgroup hierarchy");
+        check(
+            &[("proc/self/mountinfo", UNIFIED), group, bare],
+            "no cgroup hierarchy",
+        );
         let full = ("sys/fs/cgroup/cgroup.controllers", "memory\n");
-        check(&[("proc/self/mountinfo", UNIFIED), group, full], "can be made here");
+        check(
+            &[("proc/self/mountinfo", UNIFIED), group, full],
+            "can be made here",
+        );
         check(&[("proc/self/mountinfo", "nonsense"), group], "mountinfo");
-    }
-
-    #[test]
-    fn a_container_that_sees_its_group_as_the_root_finds_itself_there() {
-        let mounts = "35 31 0:32 /docker/abc /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n";
-        let root = tree(&[
-            ("proc/self/mountinfo", mounts),
-            ("proc/self/cgroup", "4:memory:/docker/abc/inner\n"),
-            ("sys/fs/cgroup/memory/inner/memory.limit_in_bytes", "-1"),
-        ]);
-        let (_, _, own) = hierarchy(root.path()).expect("found");
-        assert_eq!(own, root.path().join("sys/fs/cgroup/memory/inner"));
     }
 }

@@ -14,6 +14,8 @@ const MIN_WIDTH_PX: u32 = 640;
 const MAX_WIDTH_PX: u32 = 4_000;
 const BAR_PX: u32 = 34;
 const FONT: &str = "sans-serif";
+/// plotters takes a font's height, which it holds to be this multiple of the size SVG means.
+const FONT_HEIGHT: f64 = 1.24;
 /// Part of a group's width that its bars take.
 const GROUP_FILL: f64 = 0.84;
 /// One colour for each policy, told apart also by those who do not see red or green.
@@ -41,7 +43,10 @@ pub struct ChartError {
 /// # Errors
 /// [`ChartError`] when the file cannot be written.
 pub fn draw(report: &Report, path: &Path) -> Result<(), ChartError> {
-    let failed = |reason: String| ChartError { path: path.to_path_buf(), reason };
+    let failed = |reason: String| ChartError {
+        path: path.to_path_buf(),
+        reason,
+    };
     let mut svg = String::new();
     let groups = groups(report);
     let bars = u32::try_from(groups.len() * (report.runs.len() + 1)).unwrap_or(u32::MAX);
@@ -69,9 +74,15 @@ struct Bar {
 }
 
 fn groups(report: &Report) -> Vec<Group> {
-    let Some(first) = report.runs.first() else { return Vec::new() };
+    let Some(first) = report.runs.first() else {
+        return Vec::new();
+    };
     let segment = |run: &PolicyRun, index: usize| {
-        run.segments.get(index).map(|s| Bar { middle: s.tok_s, low: s.tok_s_min, high: s.tok_s_max })
+        run.segments.get(index).map(|s| Bar {
+            middle: s.tok_s,
+            low: s.tok_s_min,
+            high: s.tok_s_max,
+        })
     };
     let mut groups: Vec<Group> = first
         .segments
@@ -79,7 +90,11 @@ fn groups(report: &Report) -> Vec<Group> {
         .enumerate()
         .map(|(index, s)| Group {
             name: s.name.clone(),
-            bars: report.runs.iter().filter_map(|run| segment(run, index)).collect(),
+            bars: report
+                .runs
+                .iter()
+                .filter_map(|run| segment(run, index))
+                .collect(),
         })
         .collect();
     if groups.len() > 1 {
@@ -88,7 +103,10 @@ fn groups(report: &Report) -> Vec<Group> {
             low: run.tok_s_min,
             high: run.tok_s_max,
         };
-        groups.push(Group { name: "total".into(), bars: report.runs.iter().map(total).collect() });
+        groups.push(Group {
+            name: "total".into(),
+            bars: report.runs.iter().map(total).collect(),
+        });
     }
     groups
 }
@@ -99,13 +117,18 @@ type Drawn = Result<(), Box<dyn std::error::Error>>;
 fn paint(report: &Report, groups: &[Group], area: &Area<'_>) -> Drawn {
     area.fill(&WHITE)?;
     let (title, subtitle) = titles(report);
-    let text = |px: f64| (FONT, px).into_font().color(&INK);
-    area.draw(&Text::new(title, (24, 16), text(19.0)))?;
-    area.draw(&Text::new(subtitle, (24, 42), text(13.0)))?;
+    let text = |px: f64| (FONT, px * FONT_HEIGHT).into_font().color(&INK);
+    area.draw(&Text::new(title, (24, 16), text(18.0)))?;
+    area.draw(&Text::new(subtitle, (24, 42), text(12.0)))?;
     legend(report, area)?;
     let plot = area.margin(88, 12, 16, 20);
-    let highest = groups.iter().flat_map(|g| &g.bars).map(|bar| bar.high).fold(0.0, f64::max);
+    let highest = groups
+        .iter()
+        .flat_map(|g| &g.bars)
+        .map(|bar| bar.high)
+        .fold(0.0, f64::max);
     let top = if highest > 0.0 { highest * 1.12 } else { 1.0 };
+    let digits = if top < 6.0 { 1 } else { 0 };
     let end = groups.len() as f64;
     let mut chart = ChartBuilder::on(&plot)
         .set_label_area_size(LabelAreaPosition::Left, 58)
@@ -120,12 +143,12 @@ fn paint(report: &Report, groups: &[Group], area: &Area<'_>) -> Drawn {
         .axis_style(INK)
         .y_labels(7)
         .y_desc("tokens a second")
-        .y_label_formatter(&|value| format!("{value:.0}"))
-        .label_style(text(13.0))
-        .axis_desc_style(text(13.0))
+        .y_label_formatter(&|value| format!("{value:.digits$}"))
+        .label_style(text(12.0))
+        .axis_desc_style(text(12.0))
         .draw()?;
-    let wide = text(13.0).pos(Pos::new(HPos::Center, VPos::Top));
-    let small = text(10.5).pos(Pos::new(HPos::Center, VPos::Bottom));
+    let wide = text(12.0).pos(Pos::new(HPos::Center, VPos::Top));
+    let small = text(10.0).pos(Pos::new(HPos::Center, VPos::Bottom));
     for (index, group) in groups.iter().enumerate() {
         let left = index as f64 + (1.0 - GROUP_FILL) / 2.0;
         let width = GROUP_FILL / group.bars.len().max(1) as f64;
@@ -149,12 +172,7 @@ fn paint(report: &Report, groups: &[Group], area: &Area<'_>) -> Drawn {
     Ok(())
 }
 
-fn whisker(
-    bar: &Bar,
-    x: f64,
-    width: f64,
-    line: &mut dyn FnMut(Vec<(f64, f64)>) -> Drawn,
-) -> Drawn {
+fn whisker(bar: &Bar, x: f64, width: f64, line: &mut dyn FnMut(Vec<(f64, f64)>) -> Drawn) -> Drawn {
     if bar.low == bar.high {
         return Ok(());
     }
@@ -165,7 +183,7 @@ fn whisker(
 }
 
 fn legend(report: &Report, area: &Area<'_>) -> Drawn {
-    let style = (FONT, 13.0).into_font().color(&INK);
+    let style = (FONT, 12.0 * FONT_HEIGHT).into_font().color(&INK);
     let mut x = 24;
     for (place, run) in report.runs.iter().enumerate() {
         let fill = colour(&run.policy, place).filled();
@@ -181,14 +199,19 @@ fn titles(report: &Report) -> (String, String) {
         || report.model.clone(),
         |name| name.to_string_lossy().into_owned(),
     );
-    let limit = report
-        .memory_bytes
-        .map_or_else(|| "no memory limit".to_owned(), |b| format!("{} of memory", size(b)));
+    let limit = report.memory_bytes.map_or_else(
+        || "no memory limit".to_owned(),
+        |b| format!("{} of memory", size(b)),
+    );
     let subtitle = format!(
         "{name}, {}, {limit}; {} tokens each; median of {}, whiskers min to max",
         size(report.model_bytes),
         report.tokens,
-        if report.repeats == 1 { "1 run".into() } else { format!("{} runs", report.repeats) },
+        if report.repeats == 1 {
+            "1 run".into()
+        } else {
+            format!("{} runs", report.repeats)
+        },
     );
     ("Decoding speed by policy".to_owned(), subtitle)
 }
@@ -219,14 +242,26 @@ mod tests {
             samples.push(sample("off", repeat, &four(15.7, 7.9, 5.9, 6.6), "x"));
             samples.push(sample("fetch", repeat, &four(26.1, 16.5, 13.2, 13.4), "x"));
             samples.push(sample("static", repeat, &four(35.2, 14.2, 4.0, 8.7), "x"));
-            samples.push(sample("adaptive", repeat, &four(30.3, 22.2, 17.4, 19.3), "x"));
+            samples.push(sample(
+                "adaptive",
+                repeat,
+                &four(30.3, 22.2, 17.4, 19.3),
+                "x",
+            ));
         }
         let report = report(&["off", "fetch", "static", "adaptive"], samples);
         let dir = tempfile::tempdir().expect("dir");
         let path = dir.path().join("sub/chart.svg");
         draw(&report, &path).expect("drawn");
         let svg = std::fs::read_to_string(&path).expect("svg");
-        for part in ["adaptive", "static", "a&lt;b&amp;c", "total", "tokens a second", "2500 MB"] {
+        for part in [
+            "adaptive",
+            "static",
+            "a&lt;b&amp;c",
+            "total",
+            "tokens a second",
+            "2500 MB",
+        ] {
             assert!(svg.contains(part), "no `{part}`");
         }
         if let Some(keep) = std::env::var_os("HOTPIN_KEEP_CHART") {

@@ -35,7 +35,10 @@ impl ChildCommand {
     /// # Errors
     /// When the system does not tell the path of the running program.
     pub fn bench_child() -> io::Result<Self> {
-        Ok(Self { program: std::env::current_exe()?, args: vec!["bench-child".into()] })
+        Ok(Self {
+            program: std::env::current_exe()?,
+            args: vec!["bench-child".into()],
+        })
     }
 }
 
@@ -100,7 +103,11 @@ pub enum RunFailure {
 }
 
 fn tail_text(tail: &str) -> String {
-    if tail.is_empty() { String::new() } else { format!("; its last lines:\n{tail}") }
+    if tail.is_empty() {
+        String::new()
+    } else {
+        format!("; its last lines:\n{tail}")
+    }
 }
 
 /// The signals that stop a bench. While this lives, they no longer end the process by themselves, so
@@ -147,8 +154,10 @@ pub async fn run_child(
     interrupts: &mut Interrupts,
     on_line: &mut dyn FnMut(&str),
 ) -> Result<ChildResult, RunFailure> {
-    let spawn_failed =
-        |source| RunFailure::Spawn { program: command.program.clone(), source };
+    let spawn_failed = |source| RunFailure::Spawn {
+        program: command.program.clone(),
+        source,
+    };
     let order = serde_json::to_vec(request).map_err(|error| spawn_failed(error.into()))?;
     let mut child = Command::new(&command.program)
         .args(&command.args)
@@ -179,7 +188,10 @@ pub async fn run_child(
         }
         Err(None) => {
             end(&mut child).await;
-            Err(RunFailure::TimedOut { timeout_s: timeout.as_secs(), tail: tail.text() })
+            Err(RunFailure::TimedOut {
+                timeout_s: timeout.as_secs(),
+                tail: tail.text(),
+            })
         }
     }
 }
@@ -206,7 +218,10 @@ async fn talk(
     let listen = async {
         let mut bytes = Vec::new();
         if let Some(stdout) = stdout {
-            stdout.take(MAX_STDOUT_BYTES + 1).read_to_end(&mut bytes).await?;
+            stdout
+                .take(MAX_STDOUT_BYTES + 1)
+                .read_to_end(&mut bytes)
+                .await?;
         }
         Ok::<_, io::Error>(bytes)
     };
@@ -259,29 +274,46 @@ fn judge(
     }
     let text = String::from_utf8_lossy(stdout);
     if status.success() {
-        let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+        let lines: Vec<&str> = text
+            .lines()
+            .filter(|line| !line.trim().is_empty())
+            .collect();
         let [line] = lines[..] else {
             let what = format!("{} lines on stdout where one was agreed", lines.len());
             return Err(RunFailure::Protocol { what, tail });
         };
-        return request
-            .accept(line)
-            .map_err(|error| RunFailure::Protocol { what: error.to_string(), tail });
+        return request.accept(line).map_err(|error| RunFailure::Protocol {
+            what: error.to_string(),
+            tail,
+        });
     }
-    if cgroup.and_then(RunCgroup::oom_kills).is_some_and(|kills| kills > 0) {
+    if cgroup
+        .and_then(RunCgroup::oom_kills)
+        .is_some_and(|kills| kills > 0)
+    {
         let bytes = |bytes: Option<u64>| {
-            bytes.map_or_else(|| "an unknown number of bytes".into(), |b| format!("{b} bytes"))
+            bytes.map_or_else(
+                || "an unknown number of bytes".into(),
+                |b| format!("{b} bytes"),
+            )
         };
         return Err(RunFailure::OutOfMemory {
             peak: bytes(cgroup.and_then(RunCgroup::peak_bytes)),
             limit: bytes(request.memory_bytes),
         });
     }
-    let last = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("");
+    let last = text
+        .lines()
+        .rev()
+        .find(|line| !line.trim().is_empty())
+        .unwrap_or("");
     if let Ok(ChildError { error }) = serde_json::from_str(last) {
         return Err(RunFailure::Reported { error });
     }
-    Err(RunFailure::Died { how: how_it_ended(status), tail })
+    Err(RunFailure::Died {
+        how: how_it_ended(status),
+        tail,
+    })
 }
 
 fn how_it_ended(status: ExitStatus) -> String {

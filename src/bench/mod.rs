@@ -12,10 +12,11 @@ pub mod args;
 pub mod cgroup;
 pub mod chart;
 pub mod child;
-pub mod measure;
+mod hierarchy;
 pub mod plan;
 pub mod progress;
 pub mod protocol;
+pub mod ratios;
 pub mod report;
 pub mod residency;
 pub mod session;
@@ -51,7 +52,9 @@ pub struct Hooks<'a> {
 
 impl std::fmt::Debug for Hooks<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Hooks").field("child", &self.child).finish_non_exhaustive()
+        f.debug_struct("Hooks")
+            .field("child", &self.child)
+            .finish_non_exhaustive()
     }
 }
 
@@ -97,7 +100,10 @@ pub enum BenchError {
 
 impl BenchError {
     pub(crate) fn io(path: &Path, source: io::Error) -> Self {
-        Self::Io { path: path.to_path_buf(), source }
+        Self::Io {
+            path: path.to_path_buf(),
+            source,
+        }
     }
 
     /// Exit code: 2 for wrong arguments, 1 for all else.
@@ -167,7 +173,10 @@ pub async fn compare(plan: &Plan, hooks: &Hooks<'_>) -> Result<Report, BenchErro
             progress.end("left out, it failed before");
             continue;
         }
-        match session.run(policy, repeat, plan.memory_bytes, &mut progress).await {
+        match session
+            .run(policy, repeat, plan.memory_bytes, &mut progress)
+            .await
+        {
             Ok(sample) => {
                 progress.end(&format!("{:.2} tok/s", sample.total_tok_s));
                 samples.push(sample);
@@ -190,7 +199,14 @@ pub async fn compare(plan: &Plan, hooks: &Hooks<'_>) -> Result<Report, BenchErro
         return Err(BenchError::NoFigures(lines.join("\n")));
     }
     let read_ahead_kb = (hooks.read_ahead_kb)(&plan.model);
-    Ok(Report::build(plan, session.is_limited(), read_ahead_kb, samples, failures, session.notes()))
+    Ok(Report::build(
+        plan,
+        session.is_limited(),
+        read_ahead_kb,
+        samples,
+        failures,
+        session.notes(),
+    ))
 }
 
 /// With `--json` alone stdout carries JSON and nothing else; the tables then go to stderr.
@@ -200,8 +216,8 @@ fn emit(json: Option<&Path>, report: &impl serde::Serialize, text: &str) -> Resu
     let Some(path) = json else {
         return write!(stdout, "{text}").map_err(|source| BenchError::io(stdout_path, source));
     };
-    let mut document = serde_json::to_string_pretty(report)
-        .map_err(|error| BenchError::io(path, error.into()))?;
+    let mut document =
+        serde_json::to_string_pretty(report).map_err(|error| BenchError::io(path, error.into()))?;
     document.push('\n');
     if path == Path::new("-") {
         write!(io::stderr(), "{text}").ok();
@@ -213,11 +229,16 @@ fn emit(json: Option<&Path>, report: &impl serde::Serialize, text: &str) -> Resu
 
 /// Writes a file so that a reader sees the old one or all of the new one.
 fn write_whole(path: &Path, text: &str) -> io::Result<()> {
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let dir = path
+        .parent()
+        .filter(|dir| !dir.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
     std::fs::create_dir_all(dir)?;
     // Temporary files are private by default; a report is as open as the user's umask makes it.
     let mode = std::fs::Permissions::from_mode(0o666);
-    let mut file = tempfile::Builder::new().permissions(mode).tempfile_in(dir)?;
+    let mut file = tempfile::Builder::new()
+        .permissions(mode)
+        .tempfile_in(dir)?;
     file.write_all(text.as_bytes())?;
     file.persist(path).map_err(|error| error.error)?;
     Ok(())

@@ -114,7 +114,11 @@ pub fn schedule(policies: usize, repeats: u32) -> Vec<Slot> {
     let mut slots = Vec::new();
     for repeat in 0..repeats {
         let forward = (0..policies).map(|policy| Slot { policy, repeat });
-        if repeat % 2 == 0 { slots.extend(forward) } else { slots.extend(forward.rev()) }
+        if repeat % 2 == 0 {
+            slots.extend(forward);
+        } else {
+            slots.extend(forward.rev());
+        }
     }
     slots
 }
@@ -125,7 +129,10 @@ pub fn schedule(policies: usize, repeats: u32) -> Vec<Slot> {
 /// # Errors
 /// [`WorkloadError`].
 pub fn read_workload(dir: &Path, domains: &[String]) -> Result<Vec<WorkloadText>, WorkloadError> {
-    let failed = |path: &Path, source| WorkloadError::Io { path: path.to_path_buf(), source };
+    let failed = |path: &Path, source| WorkloadError::Io {
+        path: path.to_path_buf(),
+        source,
+    };
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).map_err(|error| failed(dir, error))? {
         let path = entry.map_err(|error| failed(dir, error))?.path();
@@ -133,18 +140,31 @@ pub fn read_workload(dir: &Path, domains: &[String]) -> Result<Vec<WorkloadText>
         if let Some(name) = path.file_stem().and_then(|stem| stem.to_str())
             && is_text
         {
-            found.push(WorkloadText { name: name.to_owned(), path });
+            found.push(WorkloadText {
+                name: name.to_owned(),
+                path,
+            });
         }
     }
     if found.is_empty() {
-        return Err(WorkloadError::NoTexts { dir: dir.to_path_buf() });
+        return Err(WorkloadError::NoTexts {
+            dir: dir.to_path_buf(),
+        });
     }
     found.sort_by(|a, b| a.name.cmp(&b.name));
-    let chosen = if domains.is_empty() { found } else { pick(&found, domains)? };
+    let chosen = if domains.is_empty() {
+        found
+    } else {
+        pick(&found, domains)?
+    };
     for text in &chosen {
-        let bytes = fs::metadata(&text.path).map_err(|error| failed(&text.path, error))?.len();
+        let bytes = fs::metadata(&text.path)
+            .map_err(|error| failed(&text.path, error))?
+            .len();
         if bytes == 0 {
-            return Err(WorkloadError::Empty { path: text.path.clone() });
+            return Err(WorkloadError::Empty {
+                path: text.path.clone(),
+            });
         }
     }
     Ok(chosen)
@@ -156,10 +176,16 @@ fn pick(found: &[WorkloadText], domains: &[String]) -> Result<Vec<WorkloadText>,
         if chosen.iter().any(|text| &text.name == name) {
             return Err(WorkloadError::Twice { name: name.clone() });
         }
-        let text = found.iter().find(|text| &text.name == name).ok_or_else(|| {
-            let known = found.iter().map(|text| text.name.clone()).collect();
-            WorkloadError::UnknownDomain { name: name.clone(), known }
-        })?;
+        let text = found
+            .iter()
+            .find(|text| &text.name == name)
+            .ok_or_else(|| {
+                let known = found.iter().map(|text| text.name.clone()).collect();
+                WorkloadError::UnknownDomain {
+                    name: name.clone(),
+                    known,
+                }
+            })?;
         chosen.push(text.clone());
     }
     Ok(chosen)
@@ -182,12 +208,16 @@ pub fn write_workload(dir: &Path, texts: &[(&str, &str)]) -> Result<(), Workload
 /// # Errors
 /// [`WorkloadError`].
 pub fn read_prompts(path: &Path) -> Result<Vec<String>, WorkloadError> {
-    let text = fs::read_to_string(path)
-        .map_err(|source| WorkloadError::Io { path: path.to_path_buf(), source })?;
+    let text = fs::read_to_string(path).map_err(|source| WorkloadError::Io {
+        path: path.to_path_buf(),
+        source,
+    })?;
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let prompts: Vec<String> = lines.map(str::to_owned).collect();
     if prompts.is_empty() {
-        return Err(WorkloadError::Empty { path: path.to_path_buf() });
+        return Err(WorkloadError::Empty {
+            path: path.to_path_buf(),
+        });
     }
     Ok(prompts)
 }
@@ -200,7 +230,13 @@ mod tests {
     fn every_second_repeat_runs_backwards() {
         let order: Vec<usize> = schedule(3, 3).iter().map(|slot| slot.policy).collect();
         assert_eq!(order, [0, 1, 2, 2, 1, 0, 0, 1, 2]);
-        assert_eq!(schedule(2, 2)[2], Slot { policy: 1, repeat: 1 });
+        assert_eq!(
+            schedule(2, 2)[2],
+            Slot {
+                policy: 1,
+                repeat: 1
+            }
+        );
         assert!(schedule(0, 5).is_empty());
     }
 

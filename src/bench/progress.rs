@@ -31,7 +31,13 @@ impl Progress {
             bar.enable_steady_tick(Duration::from_millis(500));
             bar
         });
-        Self { bar, verbose, label: String::new(), runs, done: 0 }
+        Self {
+            bar,
+            verbose,
+            label: String::new(),
+            runs,
+            done: 0,
+        }
     }
 
     /// A run begins.
@@ -47,8 +53,11 @@ impl Progress {
         if self.verbose {
             self.say(&format!("[{}] {line}", self.label));
         } else if let Some(bar) = &self.bar {
-            let shown: String =
-                line.chars().filter(|c| !c.is_control()).take(MAX_LINE_CHARS).collect();
+            let shown: String = line
+                .chars()
+                .filter(|c| !c.is_control())
+                .take(MAX_LINE_CHARS)
+                .collect();
             bar.set_message(format!("{}: {shown}", self.label));
         }
     }
@@ -59,7 +68,10 @@ impl Progress {
         if let Some(bar) = &self.bar {
             bar.inc(1);
         }
-        self.say(&format!("[{}/{}] {}: {outcome}", self.done, self.runs, self.label));
+        self.say(&format!(
+            "[{}/{}] {}: {outcome}",
+            self.done, self.runs, self.label
+        ));
     }
 
     /// A line for the user.

@@ -152,6 +152,16 @@ pub enum ResultError {
         /// Reported.
         got: Vec<String>,
     },
+    /// Forced work is the same for every policy, or speeds cannot be compared.
+    #[error("segment `{segment}` decoded {got} tokens where {asked} were asked for")]
+    Tokens {
+        /// Which segment.
+        segment: String,
+        /// Ordered.
+        asked: u32,
+        /// Reported.
+        got: u32,
+    },
     /// A figure that cannot be one.
     #[error("segment `{segment}` has {what} = {value}")]
     Figure {
@@ -170,7 +180,9 @@ impl ChildRequest {
     pub fn segment_names(&self) -> Vec<String> {
         match self.task {
             Task::Forced => self.workload.iter().map(|text| text.name.clone()).collect(),
-            Task::Generate => (1..=self.prompts.len()).map(|n| format!("prompt-{n}")).collect(),
+            Task::Generate => (1..=self.prompts.len())
+                .map(|n| format!("prompt-{n}"))
+                .collect(),
         }
     }
 
@@ -182,21 +194,48 @@ impl ChildRequest {
         let result: ChildResult =
             serde_json::from_str(line).map_err(|error| ResultError::Json(error.to_string()))?;
         if result.policy != self.policy {
-            return Err(ResultError::Policy { asked: self.policy.clone(), got: result.policy });
+            return Err(ResultError::Policy {
+                asked: self.policy.clone(),
+                got: result.policy,
+            });
         }
         let asked = self.segment_names();
         let got: Vec<String> = result.segments.iter().map(|s| s.name.clone()).collect();
         if got != asked {
             return Err(ResultError::Segments { asked, got });
         }
+        result
+            .segments
+            .iter()
+            .try_for_each(|segment| self.check_tokens(segment))?;
         result.segments.iter().try_for_each(check_figures)?;
         Ok(result)
+    }
+
+    /// Generation may end early, at the end of its text; teacher forcing may not.
+    fn check_tokens(&self, segment: &SegmentResult) -> Result<(), ResultError> {
+        let (asked, got) = (self.tokens, segment.tokens);
+        let fits = match self.task {
+            Task::Forced => got == asked,
+            Task::Generate => got <= asked,
+        };
+        if fits {
+            return Ok(());
+        }
+        Err(ResultError::Tokens {
+            segment: segment.name.clone(),
+            asked,
+            got,
+        })
     }
 }
 
 fn check_figures(segment: &SegmentResult) -> Result<(), ResultError> {
-    let refuse =
-        |what, value| ResultError::Figure { segment: segment.name.clone(), what, value };
+    let refuse = |what, value| ResultError::Figure {
+        segment: segment.name.clone(),
+        what,
+        value,
+    };
     let positive = [
         ("tokens", f64::from(segment.tokens)),
         ("seconds", segment.seconds),
@@ -207,8 +246,10 @@ fn check_figures(segment: &SegmentResult) -> Result<(), ResultError> {
             return Err(refuse(what, value));
         }
     }
-    let ratios =
-        [("hit_ratio", segment.hit_ratio), ("pinned_hit_ratio", segment.pinned_hit_ratio)];
+    let ratios = [
+        ("hit_ratio", segment.hit_ratio),
+        ("pinned_hit_ratio", segment.pinned_hit_ratio),
+    ];
     for (what, value) in ratios {
         if let Some(value) = value.filter(|value| !(0.0..=1.0).contains(value)) {
             return Err(refuse(what, value));
@@ -222,7 +263,10 @@ pub(crate) mod tests {
     use super::*;
 
     pub(crate) fn request() -> ChildRequest {
-        let text = |name: &str| WorkloadText { name: name.into(), path: "x.txt".into() };
+        let text = |name: &str| WorkloadText {
+            name: name.into(),
+            path: "x.txt".into(),
+        };
         ChildRequest {
             model: "m.gguf".into(),
             policy: "off".into(),
@@ -272,10 +316,21 @@ pub(crate) mod tests {
             let error = request().accept(line).expect_err("refused").to_string();
             assert!(error.contains(expect), "{error}");
         };
-        check(&line("lru", ["prose", "rust"], 15.0, "0.5"), "policy `lru` where `off`");
+        check(
+            &line("lru", ["prose", "rust"], 15.0, "0.5"),
+            "policy `lru` where `off`",
+        );
         check(&line("off", ["rust", "prose"], 15.0, "0.5"), "decoded");
         check(&line("off", ["prose", "rust"], 0.0, "0.5"), "tok_s = 0");
-        check(&line("off", ["prose", "rust"], 15.0, "1.5"), "hit_ratio = 1.5");
+        check(
+            &line("off", ["prose", "rust"], 15.0, "1.5"),
+            "hit_ratio = 1.5",
+        );
+        let mut other = request();
+        other.tokens = 200;
+        let error = other.accept(&line("off", ["prose", "rust"], 15.0, "0.5"));
+        let error = error.expect_err("too few").to_string();
+        assert!(error.contains("decoded 150 tokens where 200"), "{error}");
         check("{}", "not valid");
         check("", "not valid");
     }
@@ -283,9 +338,15 @@ pub(crate) mod tests {
     #[test]
     fn a_request_survives_the_wire() {
         let mut request = request();
-        request.cgroup = Some(CgroupJoin { version: 1, procs: "/sys/fs/cgroup/x".into() });
+        request.cgroup = Some(CgroupJoin {
+            version: 1,
+            procs: "/sys/fs/cgroup/x".into(),
+        });
         let text = serde_json::to_string(&request).expect("json");
         assert!(text.contains(r#""task":"forced""#) && text.contains(r#""profile":null"#));
-        assert_eq!(serde_json::from_str::<ChildRequest>(&text).expect("back"), request);
+        assert_eq!(
+            serde_json::from_str::<ChildRequest>(&text).expect("back"),
+            request
+        );
     }
 }

@@ -76,7 +76,10 @@ impl StartState {
 
     fn is_cold(&self) -> bool {
         match self {
-            Self::Known { resident_bytes, total_bytes } => {
+            Self::Known {
+                resident_bytes,
+                total_bytes,
+            } => {
                 u128::from(*resident_bytes) * 100
                     <= u128::from(*total_bytes) * u128::from(MAX_RESIDENT_PERCENT)
             }
@@ -93,17 +96,26 @@ pub fn measure(shards: &[PathBuf]) -> Result<StartState, ResidencyError> {
     let mut resident_bytes = 0;
     let mut total_bytes = 0;
     for path in shards {
-        let failed = |source| ResidencyError::Io { path: path.clone(), source };
+        let failed = |source| ResidencyError::Io {
+            path: path.clone(),
+            source,
+        };
         let page = page_bytes().map_err(failed)? as u64;
         match file_residency(path).map_err(failed)? {
-            Residency::Known { resident_pages, total_pages } => {
+            Residency::Known {
+                resident_pages,
+                total_pages,
+            } => {
                 resident_bytes += resident_pages * page;
                 total_bytes += total_pages * page;
             }
             Residency::Unknown { reason } => return Ok(StartState::Unknown { reason }),
         }
     }
-    Ok(StartState::Known { resident_bytes, total_bytes })
+    Ok(StartState::Known {
+        resident_bytes,
+        total_bytes,
+    })
 }
 
 /// Evicts every shard from the page cache, and says what is left.
@@ -113,7 +125,10 @@ pub fn measure(shards: &[PathBuf]) -> Result<StartState, ResidencyError> {
 pub async fn make_cold(shards: &[PathBuf]) -> Result<StartState, ResidencyError> {
     for attempt in 1..=MAX_TRIES {
         for path in shards {
-            evict(path).map_err(|source| ResidencyError::Io { path: path.clone(), source })?;
+            evict(path).map_err(|source| ResidencyError::Io {
+                path: path.clone(),
+                source,
+            })?;
         }
         let state = measure(shards)?;
         if state.is_cold() {
@@ -131,23 +146,42 @@ pub async fn make_cold(shards: &[PathBuf]) -> Result<StartState, ResidencyError>
 fn evict(path: &Path) -> io::Result<()> {
     let file = File::open(path)?;
     file.sync_all()?;
-    Ok(posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED)?)
+    Ok(posix_fadvise(
+        &file,
+        0,
+        0,
+        PosixFadviseAdvice::POSIX_FADV_DONTNEED,
+    )?)
 }
 
 fn refusal(state: &StartState, shards: &[PathBuf]) -> ResidencyError {
     let (resident_bytes, total_bytes) = match state {
-        StartState::Known { resident_bytes, total_bytes } => (*resident_bytes, *total_bytes),
+        StartState::Known {
+            resident_bytes,
+            total_bytes,
+        } => (*resident_bytes, *total_bytes),
         StartState::Unknown { .. } => (0, 0),
     };
-    ResidencyError::StillResident { resident_bytes, total_bytes, holders: holders(shards) }
+    ResidencyError::StillResident {
+        resident_bytes,
+        total_bytes,
+        holders: holders(shards),
+    }
 }
 
 /// Names the processes that map a shard: mapped and locked pages are what fadvise cannot drop.
 fn holders(shards: &[PathBuf]) -> String {
-    let paths: Vec<PathBuf> = shards.iter().filter_map(|p| p.canonicalize().ok()).collect();
+    let paths: Vec<PathBuf> = shards
+        .iter()
+        .filter_map(|p| p.canonicalize().ok())
+        .collect();
     let mut found = Vec::new();
     let mut unreadable = 0_usize;
-    for process in procfs::process::all_processes().into_iter().flatten().flatten() {
+    for process in procfs::process::all_processes()
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
         let maps = match process.maps() {
             Ok(maps) => maps,
             Err(procfs::ProcError::PermissionDenied(_)) => {
@@ -156,11 +190,13 @@ fn holders(shards: &[PathBuf]) -> String {
             }
             Err(_) => continue,
         };
-        let maps_a_shard = maps.iter().any(|map| {
-            matches!(&map.pathname, procfs::process::MMapPath::Path(p) if paths.contains(p))
-        });
+        let maps_a_shard = maps.iter().any(
+            |map| matches!(&map.pathname, procfs::process::MMapPath::Path(p) if paths.contains(p)),
+        );
         if maps_a_shard && found.len() < MAX_HOLDERS {
-            let name = process.stat().map_or_else(|_| "?".to_owned(), |stat| stat.comm);
+            let name = process
+                .stat()
+                .map_or_else(|_| "?".to_owned(), |stat| stat.comm);
             found.push(format!("{name} (pid {})", process.pid));
         }
     }
@@ -190,20 +226,33 @@ mod tests {
         let before = measure(&shards).expect("measure").resident_bytes();
         assert_eq!(before, Some(8 << 20));
         let after = make_cold(&shards).await.expect("cold");
-        assert!(after.is_cold() && after.resident_bytes() <= Some((8 << 20) / 100), "{after:?}");
+        assert!(
+            after.is_cold() && after.resident_bytes() <= Some((8 << 20) / 100),
+            "{after:?}"
+        );
     }
 
     #[tokio::test(flavor = "current_thread")]
     async fn a_missing_shard_is_named() {
-        let error = make_cold(&["/nonexistent/a.gguf".into()]).await.expect_err("missing");
+        let error = make_cold(&["/nonexistent/a.gguf".into()])
+            .await
+            .expect_err("missing");
         assert!(error.to_string().contains("/nonexistent/a.gguf"), "{error}");
     }
 
     #[test]
     fn one_percent_is_cold_and_more_is_not() {
-        let state = |resident_bytes| StartState::Known { resident_bytes, total_bytes: 1_000 };
+        let state = |resident_bytes| StartState::Known {
+            resident_bytes,
+            total_bytes: 1_000,
+        };
         assert!(state(10).is_cold());
         assert!(!state(11).is_cold());
-        assert!(StartState::Unknown { reason: String::new() }.is_cold());
+        assert!(
+            StartState::Unknown {
+                reason: String::new()
+            }
+            .is_cold()
+        );
     }
 }

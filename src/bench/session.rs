@@ -28,7 +28,12 @@ impl Sample {
     fn new(repeat: u32, order: u32, result: ChildResult) -> Self {
         let tokens: f64 = result.segments.iter().map(|s| f64::from(s.tokens)).sum();
         let seconds: f64 = result.segments.iter().map(|s| s.seconds).sum();
-        Self { repeat, order, total_tok_s: tokens / seconds, result }
+        Self {
+            repeat,
+            order,
+            total_tok_s: tokens / seconds,
+            result,
+        }
     }
 }
 
@@ -61,7 +66,10 @@ impl<'a> Session<'a> {
     /// [`BenchError::NoLimit`] when a limit is asked for and no cgroup can be made.
     pub fn open(plan: &'a Plan, hooks: &'a Hooks<'a>) -> Result<Self, BenchError> {
         let mut notes = Vec::new();
-        let place = match plan.memory_bytes.map(|_| CgroupParent::find(&hooks.system_root)) {
+        let place = match plan
+            .memory_bytes
+            .map(|_| CgroupParent::find(&hooks.system_root))
+        {
             None => None,
             Some(Ok(place)) => Some(place),
             Some(Err(error)) if plan.no_cgroup => {
@@ -71,7 +79,14 @@ impl<'a> Session<'a> {
             Some(Err(error)) => return Err(BenchError::NoLimit(error)),
         };
         let interrupts = Interrupts::listen().map_err(BenchError::Signals)?;
-        Ok(Self { plan, hooks, place, interrupts, notes, runs: 0 })
+        Ok(Self {
+            plan,
+            hooks,
+            place,
+            interrupts,
+            notes,
+            runs: 0,
+        })
     }
 
     /// True when runs are held to their limit.
@@ -148,7 +163,9 @@ impl<'a> Session<'a> {
     }
 
     fn make_group(&mut self, memory_bytes: Option<u64>) -> Result<Option<RunCgroup>, BenchError> {
-        let (Some(place), Some(bytes)) = (&self.place, memory_bytes) else { return Ok(None) };
+        let (Some(place), Some(bytes)) = (&self.place, memory_bytes) else {
+            return Ok(None);
+        };
         let group = place.run_group(bytes).map_err(|error| match error {
             CgroupError::TighterAbove { .. } => BenchError::Usage(error.to_string()),
             other => BenchError::NoLimit(other),
@@ -165,7 +182,11 @@ impl<'a> Session<'a> {
         match group.peak_bytes() {
             Some(0) => {
                 let what = "it never joined its cgroup, so no limit held".to_owned();
-                return Err(RunFailure::Protocol { what, tail: String::new() }.into());
+                return Err(RunFailure::Protocol {
+                    what,
+                    tail: String::new(),
+                }
+                .into());
             }
             Some(bytes) => result.peak_memory_bytes = Some(bytes),
             None => self.note("the kernel keeps no peak of a cgroup's memory".to_owned()),

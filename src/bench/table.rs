@@ -1,6 +1,8 @@
 //! The reports as tables for a terminal.
 
-use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement, Table, TableComponent, presets};
+use comfy_table::{
+    Attribute, Cell, CellAlignment, ContentArrangement, Table, TableComponent, presets,
+};
 
 use super::report::{PolicyRun, Report, SegmentRun};
 use super::target::{Search, TargetReport};
@@ -11,8 +13,14 @@ const UNKNOWN: &str = "-";
 #[must_use]
 pub fn report_text(report: &Report) -> String {
     let mut text = headline(report);
-    text.push_str(&format!("\nTokens a second, median (min to max)\n{}\n", speeds(report)));
-    text.push_str(&format!("\nCosts, medians; per token over all segments\n{}\n", costs(report)));
+    text.push_str(&format!(
+        "\nTokens a second, median (min to max)\n{}\n",
+        speeds(report)
+    ));
+    text.push_str(&format!(
+        "\nCosts, medians; per token over all segments\n{}\n",
+        costs(report)
+    ));
     if report.repeats > 1 && !report.ratios.is_empty() {
         let baseline = &report.ratios[0].baseline;
         text.push_str(&format!("\nSpeed over `{baseline}`, within each repeat\n"));
@@ -56,11 +64,15 @@ fn headline(report: &Report) -> String {
         || "no memory limit".to_owned(),
         |bytes| {
             let percent = bytes as f64 * 100.0 / report.model_bytes.max(1) as f64;
-            format!("{} of memory each ({percent:.0}% of the model)", size(bytes))
+            format!(
+                "{} of memory each ({percent:.0}% of the model)",
+                size(bytes)
+            )
         },
     );
-    let readahead =
-        report.read_ahead_kb.map_or_else(|| "unknown".to_owned(), |kib| format!("{kib} KiB"));
+    let readahead = report
+        .read_ahead_kb
+        .map_or_else(|| "unknown".to_owned(), |kib| format!("{kib} KiB"));
     format!(
         "{}: {}, {limit}, {} threads, {} repeats of {} tokens a segment, readahead {readahead}\n",
         report.model,
@@ -85,7 +97,11 @@ fn speeds(report: &Report) -> Table {
     let mut table = new_table(&header);
     for run in &report.runs {
         let mut row = vec![run.policy.clone()];
-        row.extend(run.segments.iter().map(|s| spread(s.tok_s, s.tok_s_min, s.tok_s_max)));
+        row.extend(
+            run.segments
+                .iter()
+                .map(|s| spread(s.tok_s, s.tok_s_min, s.tok_s_max)),
+        );
         row.push(spread(run.tok_s, run.tok_s_min, run.tok_s_max));
         if over.is_some() {
             let ratio = report.ratios.iter().find(|r| r.policy == run.policy);
@@ -98,8 +114,16 @@ fn speeds(report: &Report) -> Table {
 
 fn costs(report: &Report) -> Table {
     let header = [
-        "policy", "load s", "ttft ms", "hit", "pinned hit", "read MB", "stall ms", "major faults",
-        "peak MB", "pinned MB",
+        "policy",
+        "load s",
+        "ttft ms",
+        "hit",
+        "pinned hit",
+        "read MB",
+        "stall ms",
+        "major faults",
+        "peak MB",
+        "pinned MB",
     ];
     let mut table = new_table(&header);
     for run in &report.runs {
@@ -126,8 +150,11 @@ fn paired(report: &Report) -> Table {
     let mut table = new_table(&["policy", "segment", "median", "95% interval", "repeats"]);
     for ratios in &report.ratios {
         let total = std::iter::once(("total", &ratios.total));
-        for (name, ratio) in
-            ratios.segments.iter().map(|s| (s.name.as_str(), &s.ratio)).chain(total)
+        for (name, ratio) in ratios
+            .segments
+            .iter()
+            .map(|s| (s.name.as_str(), &s.ratio))
+            .chain(total)
         {
             let interval = ratio.interval_95.map_or_else(
                 || "needs 6 repeats".to_owned(),
@@ -172,7 +199,11 @@ fn per_token(run: &PolicyRun, of: impl Fn(&SegmentRun) -> Option<f64>) -> Option
 
 fn spread(middle: f64, low: f64, high: f64) -> String {
     // One repeat has no spread to show.
-    if low == high { format!("{middle:.2}") } else { format!("{middle:.2} ({low:.2} to {high:.2})") }
+    if low == high {
+        format!("{middle:.2}")
+    } else {
+        format!("{middle:.2} ({low:.2} to {high:.2})")
+    }
 }
 
 fn real(value: Option<f64>, digits: usize) -> String {
@@ -195,7 +226,11 @@ fn new_table(header: &[&str]) -> Table {
     table.set_style(TableComponent::HeaderLines, '─');
     table.set_style(TableComponent::MiddleHeaderIntersections, '─');
     table.set_content_arrangement(ContentArrangement::Dynamic);
-    table.set_header(header.iter().map(|name| Cell::new(name).add_attribute(Attribute::Bold)));
+    table.set_header(
+        header
+            .iter()
+            .map(|name| Cell::new(name).add_attribute(Attribute::Bold)),
+    );
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
@@ -212,8 +247,18 @@ mod tests {
         let mut samples = Vec::new();
         for repeat in 1..=2 {
             let wobble = f64::from(repeat) * 0.1;
-            samples.push(sample("off", repeat, &[("prose", 16.0 + wobble), ("zh", 6.0)], "x"));
-            samples.push(sample("static", repeat, &[("prose", 35.0), ("zh", 4.0)], "y"));
+            samples.push(sample(
+                "off",
+                repeat,
+                &[("prose", 16.0 + wobble), ("zh", 6.0)],
+                "x",
+            ));
+            samples.push(sample(
+                "static",
+                repeat,
+                &[("prose", 35.0), ("zh", 4.0)],
+                "y",
+            ));
         }
         let text = report_text(&report(&["off", "static"], samples));
         for part in [

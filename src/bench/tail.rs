@@ -23,7 +23,8 @@ impl Tail {
                 _ => (piece, false),
             };
             let room = MAX_LINE_BYTES.saturating_sub(self.partial.len());
-            self.partial.extend_from_slice(&text[..text.len().min(room)]);
+            self.partial
+                .extend_from_slice(&text[..text.len().min(room)]);
             if ends {
                 self.end_line(on_line);
             }
@@ -40,7 +41,11 @@ impl Tail {
     /// The kept lines, oldest first.
     #[must_use]
     pub fn text(&self) -> String {
-        self.lines.iter().map(String::as_str).collect::<Vec<_>>().join("\n")
+        self.lines
+            .iter()
+            .map(String::as_str)
+            .collect::<Vec<_>>()
+            .join("\n")
     }
 
     fn end_line(&mut self, on_line: &mut dyn FnMut(&str)) {

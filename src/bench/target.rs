@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::plan::Plan;
 use super::progress::Progress;
-use super::report::{Failure, hashes_equal};
+use super::ratios::hashes_equal;
+use super::report::Failure;
 use super::session::{RunError, Sample, Session};
 use super::stats::{median, range};
 use super::table::size;
@@ -126,7 +127,9 @@ impl TargetReport {
     /// True when every search found a limit and no two hashes differ.
     #[must_use]
     pub fn is_clean(&self) -> bool {
-        self.searches.iter().all(|search| search.memory_bytes.is_some())
+        self.searches
+            .iter()
+            .all(|search| search.memory_bytes.is_some())
             && self.hashes_equal != Some(false)
     }
 }
@@ -159,7 +162,10 @@ pub async fn search(
                 &mut samples,
             )
             .await?;
-            bisection.record(memory_bytes, probe.tok_s.is_some_and(|speed| speed >= target_tok_s));
+            bisection.record(
+                memory_bytes,
+                probe.tok_s.is_some_and(|speed| speed >= target_tok_s),
+            );
             probes.push(probe);
         }
         searches.push(conclude(policy, &bisection, probes));
@@ -188,7 +194,10 @@ async fn probe(
     let mut speeds = Vec::new();
     for repeat in 1..=plan.repeats {
         progress.start(format!("{policy} in {} #{repeat}", size(memory_bytes)));
-        match session.run(policy, repeat, Some(memory_bytes), progress).await {
+        match session
+            .run(policy, repeat, Some(memory_bytes), progress)
+            .await
+        {
             Ok(sample) => {
                 progress.end(&format!("{:.2} tok/s", sample.total_tok_s));
                 speeds.push(sample.total_tok_s);
@@ -230,9 +239,10 @@ fn conclude(policy: &str, bisection: &Bisection, probes: Vec<Probe>) -> Search {
     let noise_ratio = probes.iter().filter_map(spread).max_by(f64::total_cmp);
     let allowed = 1.0 + noise_ratio.unwrap_or(0.0);
     let not_monotone = probes.iter().any(|less| {
-        probes.iter().filter(|more| more.memory_bytes > less.memory_bytes).any(|more| {
-            matches!((less.tok_s, more.tok_s), (Some(a), Some(b)) if a > b * allowed)
-        })
+        probes
+            .iter()
+            .filter(|more| more.memory_bytes > less.memory_bytes)
+            .any(|more| matches!((less.tok_s, more.tok_s), (Some(a), Some(b)) if a > b * allowed))
     });
     Search {
         policy: policy.to_owned(),
@@ -247,9 +257,15 @@ fn conclude(policy: &str, bisection: &Bisection, probes: Vec<Probe>) -> Search {
 /// One paragraph: what each policy needs, within which bracket and noise, and what that saves.
 #[must_use]
 pub fn verdict(report: &TargetReport) -> String {
-    let mut sentences: Vec<String> =
-        report.searches.iter().map(|search| sentence(search, report.target_tok_s)).collect();
-    let found = report.searches.iter().filter_map(|s| Some((&s.policy, s.memory_bytes?)));
+    let mut sentences: Vec<String> = report
+        .searches
+        .iter()
+        .map(|search| sentence(search, report.target_tok_s))
+        .collect();
+    let found = report
+        .searches
+        .iter()
+        .filter_map(|s| Some((&s.policy, s.memory_bytes?)));
     let found: Vec<(&String, u64)> = found.collect();
     let most = found.iter().max_by_key(|(_, bytes)| *bytes);
     let least = found.iter().min_by_key(|(_, bytes)| *bytes);
@@ -289,7 +305,10 @@ fn sentence(search: &Search, target_tok_s: f64) -> String {
     };
     match search.noise_ratio {
         Some(noise) => {
-            text.push_str(&format!("; repeats of a probe differ by up to {:.0}%", noise * 100.0));
+            text.push_str(&format!(
+                "; repeats of a probe differ by up to {:.0}%",
+                noise * 100.0
+            ));
         }
         None => text.push_str("; with one repeat a probe the noise is not known"),
     }
@@ -318,17 +337,23 @@ mod tests {
     #[test]
     fn the_ends_are_tried_first() {
         let (bisection, probes) = run(1_000, 2_000);
-        assert_eq!((bisection.reaches_at, bisection.fails_at, probes), (None, Some(1_000), 1));
+        assert_eq!(
+            (bisection.reaches_at, bisection.fails_at, probes),
+            (None, Some(1_000), 1)
+        );
         let (bisection, probes) = run(1_000, 1);
-        assert_eq!((bisection.reaches_at, bisection.fails_at, probes), (Some(50), None, 2));
+        assert_eq!(
+            (bisection.reaches_at, bisection.fails_at, probes),
+            (Some(50), None, 2)
+        );
     }
 
     proptest! {
         #[test]
         fn the_bracket_holds_the_answer_and_is_narrow(
-            highest in 1_u64..=u64::MAX, part in 0.0..1.0_f64,
+            highest in 1_u64..=u64::MAX, permille in 0..=1_000_u64,
         ) {
-            let needed = ((highest as f64 * part) as u64).clamp(1, highest);
+            let needed = (highest / 1_000 * permille).clamp(1, highest);
             let (bisection, probes) = run(highest, needed);
             prop_assert!(probes <= MAX_PROBES);
             let high = bisection.reaches_at.expect("the highest is enough");
@@ -342,7 +367,13 @@ mod tests {
     fn probe(memory_bytes: u64, tok_s: f64) -> Probe {
         let (low, high) = (Some(tok_s * 0.98), Some(tok_s * 1.02));
         let outcome = String::new();
-        Probe { memory_bytes, tok_s: Some(tok_s), tok_s_min: low, tok_s_max: high, outcome }
+        Probe {
+            memory_bytes,
+            tok_s: Some(tok_s),
+            tok_s_min: low,
+            tok_s_max: high,
+            outcome,
+        }
     }
 
     #[test]

@@ -19,7 +19,10 @@ pub fn verdict(report: &Report) -> String {
 fn winner(report: &Report) -> Option<String> {
     let best = fastest(report.runs.iter())?;
     let Some(second) = fastest(report.runs.iter().filter(|run| run.policy != best.policy)) else {
-        return Some(format!("Only `{}` ran: {:.2} tok/s.", best.policy, best.tok_s));
+        return Some(format!(
+            "Only `{}` ran: {:.2} tok/s.",
+            best.policy, best.tok_s
+        ));
     };
     let mut text = format!("`{}` was fastest at {:.2} tok/s", best.policy, best.tok_s);
     if let Some(ratio) = against(report, &best.policy, BASELINE) {
@@ -32,7 +35,11 @@ fn winner(report: &Report) -> Option<String> {
     if best.tok_s_min <= second.tok_s_max {
         let with_one = "; with one repeat the spread is not known";
         let overlap = "; the two overlap within the spread of the repeats, so that is no clear win";
-        text.push_str(if report.repeats == 1 { with_one } else { overlap });
+        text.push_str(if report.repeats == 1 {
+            with_one
+        } else {
+            overlap
+        });
     } else if report.repeats == 1 {
         text.push_str("; one repeat tells nothing of the spread");
     }
@@ -49,11 +56,17 @@ fn adaptive(report: &Report) -> Option<String> {
     let mut parts = Vec::new();
     if best.policy != run.policy {
         let ratio = run.tok_s / best.tok_s;
-        parts.push(format!("`adaptive` did not win: {ratio:.2}x `{}` in total", best.policy));
+        parts.push(format!(
+            "`adaptive` did not win: {ratio:.2}x `{}` in total",
+            best.policy
+        ));
     }
     let mut behind = Vec::new();
     for (index, segment) in run.segments.iter().enumerate() {
-        let rivals = report.runs.iter().filter(|other| other.policy != run.policy);
+        let rivals = report
+            .runs
+            .iter()
+            .filter(|other| other.policy != run.policy);
         let ahead = rivals
             .filter_map(|other| Some((&other.policy, other.segments.get(index)?)))
             .filter(|(_, theirs)| theirs.tok_s_min > segment.tok_s_max)
@@ -64,7 +77,10 @@ fn adaptive(report: &Report) -> Option<String> {
         }
     }
     if !behind.is_empty() {
-        parts.push(format!("`adaptive` was clearly behind in {}", behind.join(", ")));
+        parts.push(format!(
+            "`adaptive` was clearly behind in {}",
+            behind.join(", ")
+        ));
     }
     (!parts.is_empty()).then(|| parts.join("; ") + ".")
 }
@@ -75,7 +91,11 @@ fn static_pins(report: &Report) -> Option<String> {
     let (mut lost, mut won) = (Vec::new(), Vec::new());
     for (ours, theirs) in pinned.segments.iter().zip(&stock.segments) {
         let text = format!("{} ({:.2}x)", ours.name, ours.tok_s / theirs.tok_s);
-        if ours.tok_s < theirs.tok_s { lost.push(text) } else { won.push(text) }
+        if ours.tok_s < theirs.tok_s {
+            lost.push(text);
+        } else {
+            won.push(text);
+        }
     }
     let mut text = match (lost.is_empty(), won.is_empty()) {
         (false, false) => format!(
@@ -84,7 +104,10 @@ fn static_pins(report: &Report) -> Option<String> {
             lost.join(", ")
         ),
         (false, true) => {
-            format!("The static pin lost to `{BASELINE}` everywhere: {}", lost.join(", "))
+            format!(
+                "The static pin lost to `{BASELINE}` everywhere: {}",
+                lost.join(", ")
+            )
         }
         (true, _) => format!("The static pin did not lose to `{BASELINE}` anywhere here"),
     };
@@ -110,8 +133,14 @@ fn output(report: &Report) -> String {
         Some(true) if report.samples.len() == 1 => {
             "One run has nothing to compare its hash with.".to_owned()
         }
+        Some(true) if report.samples.len() == 2 => {
+            "Both runs gave the same hash over the logits.".to_owned()
+        }
         Some(true) => {
-            format!("All {} runs gave the same hash over the logits.", report.samples.len())
+            format!(
+                "All {} runs gave the same hash over the logits.",
+                report.samples.len()
+            )
         }
         Some(false) => format!(
             "THE OUTPUTS DIFFER: {} different hashes over the logits, so no speed here counts.",
@@ -123,12 +152,19 @@ fn output(report: &Report) -> String {
 
 fn failures(report: &Report) -> Option<String> {
     let first = report.failures.first()?;
-    let kind = if first.out_of_memory { "ran out of memory" } else { "failed" };
+    let kind = if first.out_of_memory {
+        "ran out of memory"
+    } else {
+        "failed"
+    };
     let more = match report.failures.len() {
         1 => String::new(),
         n => format!(", and {} more runs failed", n - 1),
     };
-    Some(format!("`{}` {kind} in repeat {}{more}.", first.policy, first.repeat))
+    Some(format!(
+        "`{}` {kind} in repeat {}{more}.",
+        first.policy, first.repeat
+    ))
 }
 
 fn fastest<'a>(runs: impl Iterator<Item = &'a PolicyRun>) -> Option<&'a PolicyRun> {
@@ -136,7 +172,10 @@ fn fastest<'a>(runs: impl Iterator<Item = &'a PolicyRun>) -> Option<&'a PolicyRu
 }
 
 fn against(report: &Report, policy: &str, baseline: &str) -> Option<f64> {
-    let found = report.ratios.iter().find(|r| r.policy == policy && r.baseline == baseline)?;
+    let found = report
+        .ratios
+        .iter()
+        .find(|r| r.policy == policy && r.baseline == baseline)?;
     Some(found.total.of_medians)
 }
 
@@ -152,17 +191,30 @@ mod tests {
             let speeds = |a: f64, b: f64| [("prose", a * wobble), ("zh", b * wobble)];
             samples.push(sample("off", repeat, &speeds(16.0, 6.0), "x"));
             samples.push(sample("static", repeat, &speeds(35.0, 4.0), "x"));
-            samples.push(sample("adaptive", repeat, &speeds(adaptive, adaptive / 2.0), hash));
+            samples.push(sample(
+                "adaptive",
+                repeat,
+                &speeds(adaptive, adaptive / 2.0),
+                hash,
+            ));
         }
         report(&["off", "static", "adaptive"], samples)
     }
 
     fn check(report: &Report, expect: &[&str], absent: &[&str]) {
         for part in expect {
-            assert!(report.verdict.contains(part), "no `{part}` in: {}", report.verdict);
+            assert!(
+                report.verdict.contains(part),
+                "no `{part}` in: {}",
+                report.verdict
+            );
         }
         for part in absent {
-            assert!(!report.verdict.contains(part), "`{part}` in: {}", report.verdict);
+            assert!(
+                !report.verdict.contains(part),
+                "`{part}` in: {}",
+                report.verdict
+            );
         }
     }
 
@@ -181,13 +233,21 @@ mod tests {
 
     #[test]
     fn a_loss_is_told_as_one() {
-        let expect = ["`off` was fastest", "`adaptive` did not win", "clearly behind in prose"];
+        let expect = [
+            "`off` was fastest",
+            "`adaptive` did not win",
+            "clearly behind in prose",
+        ];
         check(&three(8.0, "x"), &expect, &[]);
     }
 
     #[test]
     fn different_output_is_loud() {
-        check(&three(28.0, "y"), &["THE OUTPUTS DIFFER: 2 different hashes"], &["same hash"]);
+        check(
+            &three(28.0, "y"),
+            &["THE OUTPUTS DIFFER: 2 different hashes"],
+            &["same hash"],
+        );
     }
 
     #[test]
@@ -203,7 +263,14 @@ mod tests {
 
     #[test]
     fn one_policy_is_no_contest() {
-        let one = report(&["adaptive"], vec![sample("adaptive", 1, &[("a", 10.0)], "x")]);
-        check(&one, &["Only `adaptive` ran", "nothing to compare"], &["did not win"]);
+        let one = report(
+            &["adaptive"],
+            vec![sample("adaptive", 1, &[("a", 10.0)], "x")],
+        );
+        check(
+            &one,
+            &["Only `adaptive` ran", "nothing to compare"],
+            &["did not win"],
+        );
     }
 }

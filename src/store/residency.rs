@@ -49,7 +49,10 @@ pub fn file_residency(path: &Path) -> io::Result<Residency> {
         return Ok(Residency::Unknown { reason });
     }
     if metadata.len() == 0 {
-        return Ok(Residency::Known { resident_pages: 0, total_pages: 0 });
+        return Ok(Residency::Known {
+            resident_pages: 0,
+            total_pages: 0,
+        });
     }
     // SAFETY: the mapping is never read through: only its address range is given to mincore, which
     // does not touch the pages, so a file that shrinks meanwhile cannot fault or alias anything.
@@ -85,10 +88,16 @@ fn count_resident(mapping: &Mmap, page_bytes: usize) -> io::Result<Residency> {
         if status != 0 {
             return Err(io::Error::last_os_error());
         }
-        let here = answer[..pages].iter().filter(|&&page| page & 1 == 1).count();
+        let here = answer[..pages]
+            .iter()
+            .filter(|&&page| page & 1 == 1)
+            .count();
         resident_pages += here as u64;
     }
-    Ok(Residency::Known { resident_pages, total_pages: total_pages as u64 })
+    Ok(Residency::Known {
+        resident_pages,
+        total_pages: total_pages as u64,
+    })
 }
 
 /// The kernel's own condition for a truthful `mincore` (owner, capable over the owner, or allowed to
@@ -108,7 +117,9 @@ fn untruthful(path: &Path, owner_uid: u32) -> Option<String> {
 }
 
 fn has_cap_fowner() -> bool {
-    let Ok(status) = std::fs::read_to_string("/proc/self/status") else { return false };
+    let Ok(status) = std::fs::read_to_string("/proc/self/status") else {
+        return false;
+    };
     status
         .lines()
         .find_map(|line| line.strip_prefix("CapEff:"))
@@ -125,7 +136,13 @@ mod tests {
     fn an_empty_file_has_no_pages() {
         let file = tempfile::NamedTempFile::new().expect("temp file");
         let found = file_residency(file.path()).expect("residency");
-        assert_eq!(found, Residency::Known { resident_pages: 0, total_pages: 0 });
+        assert_eq!(
+            found,
+            Residency::Known {
+                resident_pages: 0,
+                total_pages: 0
+            }
+        );
     }
 
     #[test]
@@ -134,7 +151,13 @@ mod tests {
         let page = page_bytes().expect("page size");
         file.write_all(&vec![1; 5 * page + 1]).expect("write");
         let found = file_residency(file.path()).expect("residency");
-        assert_eq!(found, Residency::Known { resident_pages: 6, total_pages: 6 });
+        assert_eq!(
+            found,
+            Residency::Known {
+                resident_pages: 6,
+                total_pages: 6
+            }
+        );
     }
 
     #[test]

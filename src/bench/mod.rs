@@ -13,6 +13,7 @@ pub mod cgroup;
 pub mod chart;
 pub mod child;
 mod hierarchy;
+pub mod measure;
 pub mod plan;
 pub mod progress;
 pub mod protocol;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::error::Error;
 use super::options::{Options, Workload};
+use super::output::check_space;
 use super::parallel;
 use super::progress::{Progress, Stage, Step, report};
 use crate::engine::capture::{CaptureError, CaptureModel, Row};
@@ -82,6 +83,13 @@ fn read_directory(path: &Path) -> Result<Vec<Text>, Error> {
     Ok(texts)
 }
 
+/// A domain and the rows of hidden states that are its own, the same in each layer.
+#[derive(Clone, Debug)]
+pub(super) struct Domain {
+    pub(super) name: String,
+    pub(super) rows: Range<usize>,
+}
+
 /// Hidden states of all layers, in a file without a name: for a large dense model they outgrow
 /// memory.
 #[derive(Debug)]
@@ -90,8 +98,7 @@ pub(super) struct Hidden {
     folder: PathBuf,
     layers: usize,
     width: usize,
-    /// For each domain: its name and which rows are its own.
-    pub(super) domains: Vec<(String, Range<usize>)>,
+    pub(super) domains: Vec<Domain>,
 }
 
 impl Hidden {
@@ -107,7 +114,7 @@ impl Hidden {
 
     /// Rows of each layer.
     pub(super) fn rows(&self) -> usize {
-        self.domains.last().map_or(0, |(_, rows)| rows.end)
+        self.domains.last().map_or(0, |domain| domain.rows.end)
     }
 
     /// All rows of one layer.
@@ -118,6 +125,11 @@ impl Hidden {
             .map_err(Error::io(&self.folder))?;
         let value = |raw: &[u8]| f32::from_le_bytes([raw[0], raw[1], raw[2], raw[3]]);
         Ok(bytes.chunks_exact(4).map(value).collect())
+    }
+
+    /// Drops the states and keeps whose rows were whose.
+    pub(super) fn into_domains(self) -> Vec<Domain> {
+        self.domains
     }
 
     fn put(&self, layer: usize, row: usize, values: &[f32]) -> std::io::Result<()> {
@@ -161,11 +173,9 @@ pub(super) fn run(
         folder: folder.to_owned(),
         layers: model.layers(),
         width,
-        domains: shares
-            .iter()
-            .map(|s| (s.domain.clone(), s.rows.clone()))
-            .collect(),
+        domains: shares.iter().map(|share| share.domain.clone()).collect(),
     };
+    check_space(folder, hidden.offset(hidden.layers, 0))?;
     read_windows(&model, &domains, &shares, &hidden, threads, progress)?;
     Ok(hidden)
 }
@@ -173,8 +183,7 @@ pub(super) fn run(
 /// What one domain contributes.
 #[derive(Debug)]
 struct Share {
-    domain: String,
-    rows: Range<usize>,
+    domain: Domain,
     windows: Vec<Window>,
 }
 
@@ -189,11 +198,11 @@ fn share(domains: &[(String, Vec<i32>)], options: &Options) -> Result<Vec<Share>
     for (domain, tokens) in domains {
         let first_row = next_row;
         let windows = spread(tokens.len(), take, &mut next_row);
-        shares.push(Share {
-            domain: domain.clone(),
+        let domain = Domain {
+            name: domain.clone(),
             rows: first_row..next_row,
-            windows,
-        });
+        };
+        shares.push(Share { domain, windows });
     }
     let needed = MIN_TOKENS_PER_EXPERT * options.experts as usize;
     if next_row < needed {

@@ -89,7 +89,7 @@ pub enum Error {
     },
     /// The disk is too full.
     #[error(
-        "{folder}: the model needs {needed_bytes} bytes, but only {available_bytes} are free; \
+        "{folder}: {needed_bytes} bytes are needed, but only {available_bytes} are free; \
          use fewer experts or another folder"
     )]
     Space {

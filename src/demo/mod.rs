@@ -63,6 +63,8 @@ pub fn build_model(options: &Options, progress: &mut Progress<'_>) -> Result<Rep
     let start = Instant::now();
     let routers = router::build(options, &hidden, threads, progress)?;
     seconds.cluster = start.elapsed().as_secs_f64();
+    // Frees the disk space that the hidden states take before the model claims its own.
+    let domains = hidden.into_domains();
 
     let start = Instant::now();
     Build {
@@ -76,7 +78,7 @@ pub fn build_model(options: &Options, progress: &mut Progress<'_>) -> Result<Rep
     Ok(Report::new(
         options,
         plan.total_bytes,
-        &hidden,
+        &domains,
         &routers,
         seconds,
     ))

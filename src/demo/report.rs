@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::calibration::Hidden;
+use super::calibration::Domain;
 use super::options::{Options, Quant};
 use super::router::Router;
 
@@ -86,7 +86,7 @@ impl Report {
     pub(super) fn new(
         options: &Options,
         bytes: u64,
-        hidden_domains: &Hidden,
+        domains: &[Domain],
         routers: &[Router],
         seconds: Seconds,
     ) -> Self {
@@ -103,7 +103,7 @@ impl Report {
                 .enumerate()
                 .map(|(i, r)| layer_routing(i, r))
                 .collect(),
-            drift: drift(hidden_domains, routers),
+            drift: drift(domains, routers),
             seconds,
         }
     }
@@ -179,8 +179,8 @@ fn layer_routing(layer: usize, router: &Router) -> LayerRouting {
     }
 }
 
-fn drift(hidden: &Hidden, routers: &[Router]) -> Vec<DomainDrift> {
-    let counts: Vec<Vec<u32>> = (0..hidden.domains.len())
+fn drift(domains: &[Domain], routers: &[Router]) -> Vec<DomainDrift> {
+    let counts: Vec<Vec<u32>> = (0..domains.len())
         .map(|domain| {
             routers
                 .iter()
@@ -188,25 +188,25 @@ fn drift(hidden: &Hidden, routers: &[Router]) -> Vec<DomainDrift> {
                 .collect()
         })
         .collect();
-    let reference = hidden
-        .domains
+    let reference = domains
         .iter()
-        .position(|(name, _)| name == REFERENCE)
+        .position(|d| d.name == REFERENCE)
         .unwrap_or(0);
     let Some(reference_counts) = counts.get(reference) else {
         return Vec::new();
     };
     let hot40 = hottest(reference_counts, 40);
     let hot25 = hottest(reference_counts, 25);
-    let domains = hidden.domains.iter().zip(&counts);
     domains
-        .map(|((domain, rows), counts)| {
+        .iter()
+        .zip(&counts)
+        .map(|(domain, counts)| {
             let own = hottest(counts, 25);
             let shared = own.iter().zip(&hot25).filter(|(a, b)| **a && **b).count() as u64;
             DomainDrift {
-                domain: domain.clone(),
-                tokens: rows.len(),
-                reference: hidden.domains[reference].0.clone(),
+                domain: domain.name.clone(),
+                tokens: domain.rows.len(),
+                reference: domains[reference].name.clone(),
                 share_in_reference_hot40: share_within(counts, &hot40),
                 share_in_own_hot40: share_within(counts, &hottest(counts, 40)),
                 hot25_overlap: ratio(shared, hot25.iter().filter(|hot| **hot).count() as u64),

@@ -71,8 +71,8 @@ fn layer_router(options: &Options, hidden: &Hidden, layer: usize) -> Result<Rout
     let mut routings = vec![vec![0u32; options.experts as usize]; hidden.domains.len()];
     let mut scores = vec![0f32; options.experts as usize];
     let mut chosen_scores = Vec::with_capacity(hidden.rows() * top_k);
-    for ((_, rows), routings) in hidden.domains.iter().zip(&mut routings) {
-        for row in states[rows.start * width..rows.end * width].chunks_exact(width) {
+    for (domain, routings) in hidden.domains.iter().zip(&mut routings) {
+        for row in states[domain.rows.start * width..domain.rows.end * width].chunks_exact(width) {
             score(row, &centroids, &mut scores);
             for expert in largest(&scores, top_k) {
                 routings[expert] += 1;

@@ -145,19 +145,41 @@ impl CaptureModel {
     /// When the text is longer than llama.cpp can take.
     pub fn tokenise(&self, text: &str) -> Result<Vec<i32>, CaptureError> {
         let failed = || CaptureError::Tokenise { bytes: text.len() };
-        let bytes = i32::try_from(text.len()).map_err(|_| failed())?;
-        // A token covers at least a byte; the slack is for a space that SentencePiece puts first.
-        let room = bytes.checked_add(16).ok_or_else(failed)?;
         let mut tokens = vec![0i32; text.len() + 16];
-        // SAFETY: the vocabulary belongs to the live model; `text` has `bytes` bytes and `tokens`
-        // room for `room` tokens.
+        // A negative count says how much room is needed: a vocabulary of bytes can take several
+        // tokens for a space.
+        let needed = self.tokenise_into(text, &mut tokens).ok_or_else(failed)?;
+        if needed < 0 {
+            tokens.resize(
+                usize::try_from(needed.unsigned_abs()).map_err(|_| failed())?,
+                0,
+            );
+        }
+        let count = if needed < 0 {
+            self.tokenise_into(text, &mut tokens)
+        } else {
+            Some(needed)
+        };
+        let count = count
+            .and_then(|count| usize::try_from(count).ok())
+            .ok_or_else(failed)?;
+        tokens.truncate(count);
+        Ok(tokens)
+    }
+
+    /// Tokens written to `out`, or the negative of the room needed; `None` when a length does not
+    /// fit llama.cpp's integers.
+    fn tokenise_into(&self, text: &str, out: &mut [i32]) -> Option<i32> {
+        let bytes = i32::try_from(text.len()).ok()?;
+        let room = i32::try_from(out.len()).ok()?;
+        // SAFETY: the vocabulary belongs to the live model; `text` has `bytes` bytes and `out` room
+        // for `room` tokens.
         let count = unsafe {
             let vocab = sys::llama_model_get_vocab(self.model.as_ptr());
             let text = text.as_ptr().cast();
-            sys::llama_tokenize(vocab, text, bytes, tokens.as_mut_ptr(), room, false, false)
+            sys::llama_tokenize(vocab, text, bytes, out.as_mut_ptr(), room, false, false)
         };
-        tokens.truncate(usize::try_from(count).map_err(|_| failed())?);
-        Ok(tokens)
+        Some(count)
     }
 
     /// Evaluates `window` in an empty context of `context_tokens` and gives `sink` every token's row

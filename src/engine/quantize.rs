@@ -89,7 +89,7 @@ impl TensorType {
     /// When the row does not divide into blocks.
     pub fn row_bytes(self, row_len: usize) -> Result<usize, QuantizeError> {
         let block = self.block_len();
-        if row_len % block != 0 {
+        if !row_len.is_multiple_of(block) {
             return Err(QuantizeError::Row {
                 row_len,
                 block,

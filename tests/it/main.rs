@@ -1,1 +1,3 @@
-//! x
+//! The integration tests.
+
+mod demo_model;

@@ -85,7 +85,7 @@ impl<'a, 's> Tap<'a, 's> {
         let stride = tensor.nb[1];
         let plain = (floats || tensor.type_ == sys::GGML_TYPE_I32)
             && tensor.nb[0] == 4
-            && stride % 4 == 0
+            && stride.is_multiple_of(4)
             && tensor.ne[2] * tensor.ne[3] == 1
             && !tensor.data.is_null()
             && tensor.data.cast::<u32>().is_aligned()

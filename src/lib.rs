@@ -3,6 +3,7 @@
 
 pub mod bench;
 pub mod cli;
+pub mod demo;
 pub mod engine;
 pub mod generate;
 pub mod governor;

@@ -2,6 +2,7 @@
 
 mod bench;
 mod common;
+mod demo;
 mod inspect;
 mod profile;
 mod run;
@@ -33,6 +34,9 @@ enum Verb {
     Profile(profile::ProfileArgs),
     /// Compare policies on a model: each run a fresh process, in turns, hashes compared
     Bench(Box<bench::BenchArgs>),
+    /// Make demo material
+    #[command(subcommand)]
+    Demo(demo::DemoVerb),
     /// One run of a benchmark, ordered on stdin by `hotpin bench`
     #[command(hide = true)]
     BenchChild,
@@ -48,6 +52,7 @@ impl Cli {
             Verb::Inspect(args) => inspect::execute(&args),
             Verb::Profile(args) => profile::execute(&args),
             Verb::Bench(args) => bench::execute(&args),
+            Verb::Demo(verb) => demo::execute(verb),
             Verb::BenchChild => Ok(crate::bench::measure::execute()),
         };
         match outcome {

@@ -3,10 +3,13 @@
 //! Besides `store`, this is the only home of unsafe code. Nothing here decides what stays in memory:
 //! the tap hands each layer's routed experts to a [`RouteSink`] and waits for its answer.
 
+pub mod capture;
+pub mod gguf_write;
 mod log;
 mod model;
 mod options;
 mod poison;
+pub mod quantize;
 mod sampler;
 mod session;
 mod tap;

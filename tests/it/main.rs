@@ -1,6 +1,7 @@
 //! Integration tests: one binary that runs the real library and the real program.
 
 mod bench_parent;
+mod demo_model;
 mod gguf_writer;
 mod model_map;
 mod sensors;

@@ -1,15 +1,23 @@
-//! The adaptive policy (skeleton).
+//! The adaptive policy: capacity by override of ceilings, pins by expected next use.
 
-use crate::config::AdaptiveConfig;
+use crate::config::{AdaptiveConfig, Checked};
+use crate::decision::{PinLimit, Reason};
 use crate::ids::ModelShape;
+use crate::pins::{PinBudget, PinInput, SkewGate};
 use crate::policy::BuildError;
 use crate::profile::Profile;
+use crate::regulator::Regulator;
+use crate::targeting::{Fill, TargetInput, Targeting};
 use crate::{Decision, Observation, Policy};
 
-/// The regulated policy: capacity by override of ceilings, pins by expected next use.
-#[derive(Debug)]
+/// The regulated policy.
+#[derive(Clone, Debug)]
 pub struct Adaptive {
-    scores: Vec<f32>,
+    config: Checked,
+    regulator: Regulator,
+    gate: SkewGate,
+    budget: PinBudget,
+    targeting: Targeting,
 }
 
 impl Adaptive {
@@ -22,15 +30,18 @@ impl Adaptive {
         config: &AdaptiveConfig,
         profile: Option<&[f32]>,
     ) -> Result<Self, BuildError> {
-        config.check()?;
+        let config = config.check()?;
         let profile = profile
             .map(|counts| Profile::from_counts(shape, counts))
             .transpose()?;
-        let scores = profile.map_or_else(
-            || vec![0.0; shape.total_experts()],
-            |p| p.probabilities().to_vec(),
-        );
-        Ok(Self { scores })
+        let regulator = Regulator::new(shape, config.clone(), profile.as_ref());
+        Ok(Self {
+            gate: SkewGate::new(&config.get().pins, profile.is_some()),
+            budget: PinBudget::new(&config.get().pins, &regulator.sizes),
+            targeting: Targeting::new(&config.get().targeting, shape.total_experts()),
+            regulator,
+            config,
+        })
     }
 }
 
@@ -39,11 +50,40 @@ impl Policy for Adaptive {
         "adaptive"
     }
 
-    fn tick(&mut self, _observation: &Observation<'_>, out: &mut Decision) {
-        out.clear();
+    fn tick(&mut self, observation: &Observation<'_>, out: &mut Decision) {
+        let now = self.regulator.tick(observation, out);
+        let allowed = self.gate.update(self.regulator.scores.skew());
+        let (budget_bytes, limit) = self.budget.decide(&PinInput {
+            step: now.step,
+            capacity_bytes: out.capacity_bytes,
+            allowed,
+            locks: observation.locks,
+            held: observation.held,
+        });
+        out.pin_budget_bytes = budget_bytes;
+        out.pin_limit = limit;
+        let fill = if limit == PinLimit::Model {
+            Fill::Everything
+        } else if now.step.first && self.gate.is_profiled() {
+            Fill::AtOnce(Reason::Profile)
+        } else {
+            Fill::Paying(Reason::Fill)
+        };
+        let input = TargetInput {
+            step: now.step,
+            tokens: now.tokens_total,
+            scores: self.regulator.scores.get(),
+            residence: observation.residence,
+            budget_bytes,
+            miss_cost_s: now.miss_cost_s,
+            read_bytes_per_s: self.config.get().value.read_bytes_per_s as f64,
+            fill,
+            swap_reason: Reason::Swap,
+        };
+        self.targeting.decide(&self.regulator.sizes, &input, out);
     }
 
     fn scores(&self) -> &[f32] {
-        &self.scores
+        self.regulator.scores.get()
     }
 }

@@ -7,13 +7,22 @@
 
 pub mod adaptive;
 pub mod baselines;
+mod capacity;
 pub mod config;
 pub mod decision;
+mod drift;
 pub mod ids;
 mod num;
 pub mod observe;
+mod pins;
 pub mod policy;
+mod pressure;
 pub mod profile;
+mod regulator;
+mod scores;
+mod sense;
+mod targeting;
+mod value;
 
 pub use adaptive::Adaptive;
 pub use config::{AdaptiveConfig, Checked, ConfigError};

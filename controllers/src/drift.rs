@@ -1,0 +1,114 @@
+//! Drift: a lasting fall of the hit rate, found by the Page-Hinkley test (Page 1954, Hinkley 1971).
+//!
+//! Per token the test adds `mean - x - tolerance`; drift is called when that sum has risen by
+//! `threshold` above its lowest point.
+
+use crate::config::DriftConfig;
+use crate::observe::EngineTotals;
+
+/// The detector's state.
+#[derive(Clone, Debug)]
+pub(crate) struct Drift {
+    config: DriftConfig,
+    mean: f64,
+    seen_tokens: f64,
+    sum: f64,
+    lowest: f64,
+    hurry_left_tokens: f64,
+}
+
+impl Drift {
+    pub fn new(config: &DriftConfig) -> Self {
+        Self {
+            config: config.clone(),
+            mean: 0.0,
+            seen_tokens: 0.0,
+            sum: 0.0,
+            lowest: 0.0,
+            hurry_left_tokens: 0.0,
+        }
+    }
+
+    /// Factor on the half-lives now.
+    pub fn half_life_factor(&self) -> f64 {
+        if self.hurry_left_tokens > 0.0 {
+            self.config.hurry_factor
+        } else {
+            1.0
+        }
+    }
+
+    /// Takes in one tick; true when drift is found on it.
+    pub fn update(&mut self, delta: Option<EngineTotals>, tokens: f64) -> bool {
+        if tokens <= 0.0 {
+            return false;
+        }
+        self.hurry_left_tokens = (self.hurry_left_tokens - tokens).max(0.0);
+        let Some(hit_rate) = delta.and_then(hit_rate).filter(|_| self.config.enabled) else {
+            return false;
+        };
+        self.seen_tokens = (self.seen_tokens + tokens).min(self.config.memory_tokens);
+        self.mean += (hit_rate - self.mean) * (tokens / self.seen_tokens).min(1.0);
+        self.sum += tokens * (self.mean - hit_rate - self.config.tolerance);
+        self.lowest = self.lowest.min(self.sum);
+        if self.sum - self.lowest <= self.config.threshold {
+            return false;
+        }
+        self.restart();
+        self.hurry_left_tokens = self.config.hurry_tokens;
+        true
+    }
+
+    /// The usual hit rate is learnt anew.
+    fn restart(&mut self) {
+        (self.mean, self.seen_tokens, self.sum, self.lowest) = (0.0, 0.0, 0.0, 0.0);
+    }
+}
+
+fn hit_rate(delta: EngineTotals) -> Option<f64> {
+    let accesses = delta.hits.saturating_add(delta.misses);
+    (accesses > 0).then(|| delta.hits as f64 / accesses as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(drift: &mut Drift, rates: impl IntoIterator<Item = u64>) -> Option<usize> {
+        rates.into_iter().position(|percent| {
+            let delta = EngineTotals {
+                hits: percent,
+                misses: 100 - percent,
+                ..EngineTotals::default()
+            };
+            drift.update(Some(delta), 1.0)
+        })
+    }
+
+    #[test]
+    fn a_fall_is_found_within_a_dozen_tokens() {
+        let mut drift = Drift::new(&DriftConfig::default());
+        let steady = (0..400).map(|i| 70 + (i * 7919) % 11);
+        assert_eq!(run(&mut drift, steady), None);
+        let found = run(&mut drift, std::iter::repeat_n(40, 100));
+        assert!(found.is_some_and(|token| token < 12), "{found:?}");
+        assert!(drift.half_life_factor() < 1.0);
+        assert_eq!(
+            run(&mut drift, std::iter::repeat_n(40, 200)),
+            None,
+            "found twice"
+        );
+        assert_eq!(drift.half_life_factor(), 1.0);
+    }
+
+    #[test]
+    fn a_rise_and_an_absent_rate_are_not_drift() {
+        let mut drift = Drift::new(&DriftConfig::default());
+        assert_eq!(
+            run(&mut drift, (0..90).chain(std::iter::repeat_n(90, 300))),
+            None
+        );
+        assert!(!drift.update(None, 50.0));
+        assert!(!drift.update(Some(EngineTotals::default()), 50.0));
+    }
+}

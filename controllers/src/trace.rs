@@ -124,7 +124,9 @@ pub enum TraceError {
         most: usize,
     },
     /// A token handed to the encoder is not one of the model's.
-    #[error("token {token}: {given} routed ids do not fit the model's {expected} slots or its layers")]
+    #[error(
+        "token {token}: {given} routed ids do not fit the model's {expected} slots or its layers"
+    )]
     BadToken {
         /// Number of the token, from 0.
         token: usize,
@@ -296,8 +298,8 @@ impl Trace {
             part,
             value: u64::from(value),
         };
-        let phase = Phase::from_code(token[0])
-            .ok_or_else(|| value(at, "phase", u32::from(token[0])))?;
+        let phase =
+            Phase::from_code(token[0]).ok_or_else(|| value(at, "phase", u32::from(token[0])))?;
         let start = self.routed.len();
         for (slot, id) in token[1..].chunks_exact(slots.id_bytes).enumerate() {
             let mut wide = [0u8; 4];
@@ -373,9 +375,8 @@ const fn id_bytes(experts: u32) -> usize {
 fn encode_header(header: &TraceHeader) -> Result<Vec<u8>, TraceError> {
     let shape = &header.shape;
     let too_large = |part, value, most| TraceError::TooLarge { part, value, most };
-    let name_bytes = u16::try_from(header.model.len()).map_err(|_| {
-        too_large("a model name", header.model.len(), usize::from(u16::MAX))
-    })?;
+    let name_bytes = u16::try_from(header.model.len())
+        .map_err(|_| too_large("a model name", header.model.len(), usize::from(u16::MAX)))?;
     let layers = u32::try_from(shape.layers())
         .ok()
         .filter(|&layers| layers > 0 && layers <= MAX_LAYERS)

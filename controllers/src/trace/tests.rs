@@ -19,7 +19,9 @@ fn encoded(tokens: usize) -> Vec<u8> {
         } else {
             Phase::Decode
         };
-        encoder.push(phase, &[wide % 4, (wide + 1) % 4, 4 + wide]).unwrap();
+        encoder
+            .push(phase, &[wide % 4, (wide + 1) % 4, 4 + wide])
+            .unwrap();
         bytes.extend(encoder.take());
     }
     bytes.extend(encoder.finish());
@@ -34,7 +36,10 @@ fn what_goes_in_comes_out() {
         assert_eq!(trace.tokens(), tokens);
         if tokens > 1 {
             assert_eq!(trace.token(1), [1, 2, 5]);
-            assert_eq!((trace.phase(0), trace.phase(1)), (Phase::Prefill, Phase::Decode));
+            assert_eq!(
+                (trace.phase(0), trace.phase(1)),
+                (Phase::Prefill, Phase::Decode)
+            );
         }
     }
 }
@@ -58,7 +63,11 @@ fn refusals_name_the_offset() {
     assert_eq!(Trace::decode(b"GGUF...."), Err(TraceError::Foreign));
     let whole = encoded(3);
     let cut = Trace::decode(&whole[..whole.len() - 1]).unwrap_err();
-    assert!(cut.to_string().contains(&format!("offset {}", whole.len() - 4)), "{cut}");
+    assert!(
+        cut.to_string()
+            .contains(&format!("offset {}", whole.len() - 4)),
+        "{cut}"
+    );
     let mut newer = whole.clone();
     newer[8] = 9;
     assert_eq!(Trace::decode(&newer), Err(TraceError::Version { found: 9 }));
@@ -95,7 +104,13 @@ fn a_valid_check_sum_does_not_excuse_bad_ids() {
 #[test]
 fn the_encoder_refuses_foreign_tokens() {
     let mut encoder = TraceEncoder::new(&header()).unwrap();
-    for bad in [&[0, 1][..], &[0, 0, 4], &[0, 4, 5], &[0, 1, 304], &[0, 1, 3]] {
+    for bad in [
+        &[0, 1][..],
+        &[0, 0, 4],
+        &[0, 4, 5],
+        &[0, 1, 304],
+        &[0, 1, 3],
+    ] {
         assert!(encoder.push(Phase::Decode, bad).is_err(), "{bad:?}");
     }
     assert_eq!(crc32(b"123456789"), 0xcbf4_3926);

@@ -54,7 +54,7 @@ impl Recency {
                 *used_at = tokens_total;
                 *last = count;
             }
-            *score = narrow(1.0 / (1.0 + tokens_total - *used_at));
+            *score = narrow(1.0 / (1.0 + (tokens_total - *used_at)));
         }
     }
 }

@@ -80,7 +80,7 @@ impl CapacityLaw {
         let pressure = self.pressure.update(&PressureInput {
             step: input.step,
             sample: observation.pressure,
-            headroom: memory.headroom,
+            headroom_bytes: memory.headroom_bytes,
             fetched_bytes: input.fetched_bytes,
             phantom_share: input.phantom_share,
             reference_bytes,
@@ -105,6 +105,7 @@ impl CapacityLaw {
             &Goal {
                 step: input.step,
                 target_bytes: target_bytes as f64,
+                floor_bytes: self.floor_bytes as f64,
                 memory_bytes: memory.lowest_bytes(),
                 yielding: binding != Ceiling::Value,
                 resumed: value.resumed,
@@ -142,38 +143,28 @@ fn lowest(ceilings: &[Option<u64>; 6]) -> (Ceiling, u64) {
 struct MemoryCeilings {
     host_bytes: Option<u64>,
     cgroup_bytes: Option<u64>,
-    headroom: Option<f64>,
+    headroom_bytes: Option<u64>,
 }
 
 impl MemoryCeilings {
     fn read(config: &CapacityConfig, observation: &Observation<'_>) -> Self {
         let pinned_bytes = observation.held.pinned_bytes;
-        let ceiling = |available: u64, reserve: u64| {
-            available
-                .saturating_add(pinned_bytes)
-                .saturating_sub(reserve)
+        let host = observation.host.map(|host| host.available_bytes);
+        let cgroup = observation.cgroup.map(|cgroup| cgroup.available_bytes);
+        let reserved = [
+            (host, config.host_reserve_bytes),
+            (cgroup, config.cgroup_reserve_bytes),
+        ];
+        let ceiling = |(available, reserve): (Option<u64>, u64)| {
+            available.map(|bytes| bytes.saturating_add(pinned_bytes).saturating_sub(reserve))
         };
-        let headroom = |available: u64, reserve: u64, total: u64| {
-            available.saturating_sub(reserve) as f64 / total.max(1) as f64
+        let headroom = |(available, reserve): (Option<u64>, u64)| {
+            available.map(|bytes| bytes.saturating_sub(reserve))
         };
-        let (host_reserve, cgroup_reserve) =
-            (config.host_reserve_bytes, config.cgroup_reserve_bytes);
-        let host = observation.host.map(|host| {
-            let headroom = headroom(host.available_bytes, host_reserve, host.total_bytes);
-            (ceiling(host.available_bytes, host_reserve), headroom)
-        });
-        let cgroup = observation.cgroup.map(|cgroup| {
-            let headroom = headroom(cgroup.available_bytes, cgroup_reserve, cgroup.limit_bytes);
-            (ceiling(cgroup.available_bytes, cgroup_reserve), headroom)
-        });
-        let headrooms = [host, cgroup]
-            .into_iter()
-            .flatten()
-            .map(|(_, headroom)| headroom);
         Self {
-            host_bytes: host.map(|(bytes, _)| bytes),
-            cgroup_bytes: cgroup.map(|(bytes, _)| bytes),
-            headroom: headrooms.reduce(f64::min),
+            host_bytes: ceiling(reserved[0]),
+            cgroup_bytes: ceiling(reserved[1]),
+            headroom_bytes: reserved.into_iter().filter_map(headroom).min(),
         }
     }
 
@@ -192,6 +183,8 @@ struct Goal {
     step: Step,
     /// Lowest ceiling.
     target_bytes: f64,
+    /// Below this no growth waits: less than a token cycle is of no use.
+    floor_bytes: f64,
     /// Lower of the two noisy ceilings.
     memory_bytes: Option<f64>,
     /// A shrink now yields to others and delays growth.
@@ -234,6 +227,7 @@ impl Mover {
             Some(capacity) if goal.resumed => reach_bytes.max(capacity),
             Some(capacity) => self.grow(config, goal, capacity, reach_bytes),
         };
+        let capacity = capacity.max(goal.floor_bytes.min(goal.target_bytes));
         if capacity >= self.mark_bytes || goal.step.first {
             self.mark_bytes = capacity;
         }

@@ -65,6 +65,7 @@ pub(crate) struct PinBudget {
     config: PinConfig,
     total_bytes: u64,
     transit_floor_bytes: u64,
+    cycles_bytes: u64,
     /// What was locked when locks failed, until when that stands, and the next wait.
     failed: Option<(u64, f64)>,
     wait_s: f64,
@@ -79,6 +80,7 @@ impl PinBudget {
             config: config.clone(),
             total_bytes: sizes.total_bytes,
             transit_floor_bytes: layers_bytes.max(config.transit_floor_bytes),
+            cycles_bytes: to_bytes(config.transit_cycles * sizes.cycle_bytes as f64),
             failed: None,
             wait_s: config.lock_retry_s,
             last_failure_s: 0.0,
@@ -117,11 +119,13 @@ impl PinBudget {
         }
         let outside_bytes = self.total_bytes - input.capacity_bytes;
         let share_bytes = to_bytes((1.0 - self.config.share) * input.capacity_bytes as f64);
-        let transit_bytes = share_bytes.min(outside_bytes).max(self.transit_floor_bytes);
-        (
-            input.capacity_bytes.saturating_sub(transit_bytes),
-            PinLimit::Share,
-        )
+        let cycles_bytes = self.cycles_bytes.min(input.capacity_bytes / 2);
+        let transit_bytes = share_bytes
+            .max(cycles_bytes)
+            .min(outside_bytes)
+            .max(self.transit_floor_bytes);
+        let pinned_bytes = input.capacity_bytes.saturating_sub(transit_bytes);
+        (pinned_bytes, PinLimit::Share)
     }
 
     fn remember_failures(&mut self, input: &PinInput) {

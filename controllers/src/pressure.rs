@@ -20,8 +20,8 @@ const PAGE_BYTES: f64 = 4096.0;
 pub(crate) struct PressureInput {
     pub step: Step,
     pub sample: Option<Pressure>,
-    /// Least (available - reserve) / total over host and cgroup.
-    pub headroom: Option<f64>,
+    /// Least available - reserve over host and cgroup, bytes.
+    pub headroom_bytes: Option<u64>,
     /// Bytes that our own fetches asked for since the last tick.
     pub fetched_bytes: u64,
     /// Share of booked hits that must have faulted, when known.
@@ -122,7 +122,10 @@ impl PressureLoop {
             .filter(|_| measured.fraction > config.shrink_threshold);
         let mut episode = match (self.episode, pressing) {
             (Some(episode), _) => episode,
-            (None, Some(cause)) => Episode::start(applied.min(reference), cause, input.step),
+            (None, Some(cause)) => {
+                let floor = input.floor_bytes as f64;
+                Episode::start(applied.min(reference).max(floor), cause, input.step)
+            }
             (None, None) => return,
         };
         let dt_s = input.step.dt_s;
@@ -147,8 +150,9 @@ impl PressureLoop {
         } else {
             let quiet = measured.fraction < config.grow_threshold
                 && input.step.now_s - episode.last_pressed_s >= config.quiet_hold_s;
+            // Relative to its threshold: how fast to grow is the limiter's business.
             let error = if quiet {
-                measured.fraction - config.grow_threshold
+                measured.fraction / config.grow_threshold - 1.0
             } else {
                 0.0
             };
@@ -268,9 +272,12 @@ impl Meter {
             self.stall_fraction += (raw - before) * filter_share(elapsed_s, config.filter_s);
             slope_per_s = (self.stall_fraction - before) / elapsed_s;
         }
+        // Transit is what we leave available ourselves, so headroom is judged by what we hold.
+        let held_bytes = input.applied_bytes.unwrap_or(input.reference_bytes) as f64;
+        let low_bytes = config.low_headroom_fraction * held_bytes;
         let low_headroom = input
-            .headroom
-            .is_some_and(|h| h < config.low_headroom_fraction);
+            .headroom_bytes
+            .is_some_and(|bytes| (bytes as f64) < low_bytes);
         let reclaim = self.reclaim_bytes_per_s > config.confirm_reclaim_bytes_per_s as f64;
         let cause = if low_headroom {
             Some(PressureCause::StallLowHeadroom)

@@ -173,3 +173,101 @@ impl ValueLoop {
         Some(priced.limit_bytes)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REFERENCE: u64 = 1000;
+
+    fn input(now_s: f64, tokens: f64, marginal: Option<f64>, applied: Option<u64>) -> ValueInput {
+        ValueInput {
+            step: Step {
+                now_s,
+                dt_s: 0.1,
+                elapsed_s: 0.1,
+                first: false,
+            },
+            tokens,
+            marginal_per_gib: marginal,
+            reference_bytes: REFERENCE,
+            applied_bytes: applied,
+            floor_bytes: 100,
+        }
+    }
+
+    /// Marginal value `worth / capacity`: runs the loop and returns where it rests.
+    fn rest(target: f64, worth: f64) -> u64 {
+        let config = ValueConfig {
+            target_stall_per_gib: Some(target),
+            ..ValueConfig::default()
+        };
+        let mut law = ValueLoop::new(&config);
+        let mut capacity = REFERENCE;
+        for tick in 0..20_000u32 {
+            let marginal = worth / capacity as f64;
+            let now_s = f64::from(tick) / 10.0;
+            let output = law.update(&input(now_s, 1.0, Some(marginal), Some(capacity)));
+            capacity = output.ceiling_bytes.unwrap_or(REFERENCE);
+        }
+        capacity
+    }
+
+    #[test]
+    fn capacity_rests_where_the_last_byte_is_worth_its_price() {
+        let capacity = rest(0.01, 4.0);
+        assert!(
+            (330..=500).contains(&capacity),
+            "{capacity}: 4 / 400 is the price"
+        );
+        assert_eq!(rest(0.01, 1e6), REFERENCE, "dear memory is kept");
+        assert_eq!(
+            rest(0.01, 1e-6),
+            100,
+            "worthless memory is given back down to the floor"
+        );
+    }
+
+    #[test]
+    fn without_a_price_there_is_no_ceiling() {
+        for target in [None, Some(0.0)] {
+            let config = ValueConfig {
+                target_stall_per_gib: target,
+                ..ValueConfig::default()
+            };
+            let mut law = ValueLoop::new(&config);
+            assert!(!law.is_priced());
+            let output = law.update(&input(1.0, 1.0, Some(0.0), Some(REFERENCE)));
+            assert_eq!(
+                output,
+                ValueOutput {
+                    ceiling_bytes: None,
+                    resumed: false
+                }
+            );
+        }
+    }
+
+    #[test]
+    fn the_cost_of_a_miss_is_assumed_until_it_is_measured() {
+        let config = ValueConfig::default();
+        let mut cost = MissCost::new(&config, (1u32 << 20).into());
+        assert!((cost.seconds() - 1.0 / 1024.0).abs() < 1e-9);
+        let delta = EngineTotals {
+            misses: 10,
+            stall_ns: 80_000_000,
+            ..EngineTotals::default()
+        };
+        for _ in 0..1000 {
+            cost.update(Some(delta), false);
+        }
+        assert!(
+            (cost.seconds() - 1.0 / 1024.0).abs() < 1e-9,
+            "unknown stall is no stall"
+        );
+        for _ in 0..1000 {
+            cost.update(Some(delta), true);
+        }
+        assert!((cost.seconds() - 0.008).abs() < 1e-4);
+    }
+}

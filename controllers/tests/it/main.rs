@@ -1,0 +1,7 @@
+//! Control laws against a small scripted plant.
+
+mod baselines;
+mod inputs;
+mod plant;
+mod properties;
+mod scenarios;

@@ -7,4 +7,7 @@
 
 pub mod capacity;
 pub mod import;
+pub mod plant;
 pub mod replay;
+pub mod rng;
+pub mod scenarios;

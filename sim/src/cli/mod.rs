@@ -2,6 +2,7 @@
 
 mod import;
 mod replay;
+mod scenario;
 
 use clap::{Parser, Subcommand};
 use std::io::{self, Write};
@@ -21,6 +22,8 @@ enum Verb {
     Import(import::ImportArgs),
     /// Hit ratios of cache policies over a trace.
     Replay(replay::ReplayArgs),
+    /// Run the control loop against a scripted disturbance in virtual time.
+    Scenario(scenario::ScenarioArgs),
 }
 
 /// Parses the command line and runs the verb.
@@ -28,6 +31,7 @@ pub fn main() -> ExitCode {
     let outcome = match Cli::parse().verb {
         Verb::Import(args) => import::run(&args),
         Verb::Replay(args) => replay::run(&args),
+        Verb::Scenario(args) => scenario::run(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

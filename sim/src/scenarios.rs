@@ -38,8 +38,10 @@ pub enum Named {
     UniformRouter,
     /// The sensors' clock jumps an hour ahead, and later back.
     ClockJump,
-    /// A routing that repeats, with nothing else happening.
+    /// A routing that repeats every few tokens, with nothing else happening.
     Steady,
+    /// The step hog on a machine whose PSI counts the engine's own refaults, which go on after it.
+    RefaultHog,
 }
 
 /// A scenario name that does not exist.
@@ -68,7 +70,7 @@ impl std::str::FromStr for Named {
 
 impl Named {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::StepHog,
         Self::RampHog,
         Self::SquareWave,
@@ -76,6 +78,7 @@ impl Named {
         Self::UniformRouter,
         Self::ClockJump,
         Self::Steady,
+        Self::RefaultHog,
     ];
 
     /// The name on the command line.
@@ -89,6 +92,7 @@ impl Named {
             Self::UniformRouter => "uniform-router",
             Self::ClockJump => "clock-jump",
             Self::Steady => "steady",
+            Self::RefaultHog => "refault-hog",
         }
     }
 
@@ -98,7 +102,7 @@ impl Named {
         let mut scenario = quiet(self.label(), seed);
         let (from_s, to_s) = HOG_S;
         match self {
-            Self::StepHog => {
+            Self::StepHog | Self::RefaultHog => {
                 scenario.others = Schedule::pulses(QUIET_BYTES, HOG_BYTES, &[(from_s, to_s)]);
             }
             Self::RampHog => {
@@ -119,7 +123,10 @@ impl Named {
             Self::DriftAtOnce => route(&mut scenario, 1.2, &[(0, 1), (DRIFT_TOKEN, 2)], None),
             Self::UniformRouter => route(&mut scenario, 0.0, &[(0, 1)], None),
             Self::ClockJump => scenario.clock_jumps = vec![(40.0, 3600.0), (70.0, -3600.0)],
-            Self::Steady => route(&mut scenario, 1.2, &[(0, 1)], Some(32)),
+            Self::Steady => route(&mut scenario, 1.2, &[(0, 1)], Some(4)),
+        }
+        if self == Self::RefaultHog {
+            scenario.machine.own_refault_share = 1.0;
         }
         scenario
     }
@@ -143,6 +150,7 @@ fn quiet(name: &str, seed: u64) -> Scenario {
             fault_bytes_per_s: 0.4e9,
             disk_latency_s: 1e-4,
             reclaim_bytes_per_s: 2e9,
+            own_refault_share: 0.0,
             compute_s: 0.025,
         },
         others: Schedule::constant(QUIET_BYTES),

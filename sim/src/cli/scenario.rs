@@ -14,7 +14,7 @@ const TABLE_LINES: usize = 40;
 
 #[derive(Debug, Args)]
 pub struct ScenarioArgs {
-    /// step-hog, ramp-hog, square-wave, drift-at-once, uniform-router, clock-jump or steady.
+    /// step-hog, ramp-hog, square-wave, drift-at-once, uniform-router, clock-jump, steady or refault-hog.
     #[arg(value_name = "NAME")]
     name: Named,
     /// Policy: fetch, static, lru or adaptive.

@@ -83,7 +83,7 @@ impl<'a> Engine<'a> {
     fn fetch(&mut self, slots: std::ops::Range<usize>) {
         let machine = &self.scenario.machine;
         let routed = std::mem::take(&mut self.routed);
-        let (mut read_bytes, mut fault_bytes, mut refault_bytes) = (0, 0, 0);
+        let (mut read_bytes, mut fault_bytes, mut refault_bytes) = (0, 0, 0.0);
         for &id in &routed[slots.clone()] {
             let expert = ExpertId(id);
             let bytes = self.store.bytes(expert);
@@ -97,19 +97,20 @@ impl<'a> Engine<'a> {
                 Access::Phantom => {
                     self.totals.hits += 1;
                     fault_bytes += bytes;
-                    refault_bytes += bytes;
+                    refault_bytes += bytes as f64;
                 }
                 Access::Miss { before } => {
                     self.totals.misses += 1;
                     read_bytes += bytes;
-                    refault_bytes += if before { bytes } else { 0 };
+                    if before {
+                        refault_bytes += bytes as f64 * machine.own_refault_share;
+                    }
                 }
             }
         }
         if read_bytes + fault_bytes > 0 {
             let stall_s = self.wait(machine, read_bytes, fault_bytes);
-            // The kernel counts a wait as memory stall when the page had been here before.
-            let share = refault_bytes as f64 / (read_bytes + fault_bytes) as f64;
+            let share = refault_bytes / (read_bytes + fault_bytes) as f64;
             self.memory.stall_s += stall_s * share;
             self.totals.stall_ns += to_ns(stall_s);
             self.totals.fetch_bytes += read_bytes;

@@ -44,6 +44,10 @@ pub struct Machine {
     pub disk_latency_s: f64,
     /// Direct reclaim, bytes per second.
     pub reclaim_bytes_per_s: f64,
+    /// Share of the waits for experts that the store itself had evicted that PSI counts as memory
+    /// stall. The kernel counts a wait only for pages that its own reclaim took, so this is 0 where
+    /// the store evicts with `posix_fadvise`; 1 is a machine on which every refault is pressure.
+    pub own_refault_share: f64,
     /// Time to compute one token with everything resident, seconds.
     pub compute_s: f64,
 }

@@ -154,21 +154,41 @@ mod tests {
 
     #[test]
     fn domains_are_skewed_differently() {
-        let counts = |tokens: &[Vec<u32>]| {
+        let shape = ModelShape::uniform(40, 16, 1, 4).unwrap();
+        let synthetic = |exponent| Synthetic {
+            exponent,
+            domains: Vec::new(),
+            period_tokens: None,
+        };
+        let best = |domain| {
+            let weights = synthetic(1.0).weights(&shape, 9, domain);
+            let layers = weights.chunks(16);
+            let best = |layer: &[f64]| (0..16).max_by(|&a, &b| layer[a].total_cmp(&layer[b]));
+            layers.map(best).collect::<Vec<_>>()
+        };
+        let shared = best(5).iter().zip(best(6)).filter(|(a, b)| *a == b).count();
+        assert!(shared < 10, "{shared} of 40 layers share their best expert");
+        assert!(
+            synthetic(0.0)
+                .weights(&shape, 9, 5)
+                .iter()
+                .all(|&weight| weight == 1.0 / 16.0)
+        );
+    }
+
+    #[test]
+    fn draws_follow_the_weights() {
+        let counts = |exponent| {
             let mut counts = [0u32; 16];
-            for token in tokens {
+            for token in tokens(exponent, 9, 50) {
                 for &id in token.iter().filter(|&&id| id < 16) {
                     counts[id as usize] += 1;
                 }
             }
             counts
         };
-        let routed = tokens(1.2, 9, 100);
-        let (first, second) = (counts(&routed[..50]), counts(&routed[50..]));
-        let top = |counts: [u32; 16]| (0..16).max_by_key(|&id| counts[id]);
-        assert!(first.iter().max() > Some(&40), "{first:?}");
-        assert_ne!(top(first), top(second));
-        let uniform = counts(&tokens(0.0, 9, 50));
+        let (skewed, uniform) = (counts(1.2), counts(0.0));
+        assert!(skewed.iter().max() > Some(&40), "{skewed:?}");
         assert!(uniform.iter().max() < Some(&26), "{uniform:?}");
     }
 }

@@ -115,3 +115,18 @@ proptest! {
         prop_assert_eq!(replay(5, &ids).hits(ReplayPolicy::Belady, capacity, 0), best_possible(&ids, &[], capacity));
     }
 }
+
+/// Sweeps are cheap only when LRU is. The bar of 20 million accesses a second holds on an idle
+/// core; run it alone: `cargo test --release -p hotpin-sim lru_is_fast -- --ignored --nocapture`.
+#[test]
+#[ignore = "a measurement, which a busy machine fails"]
+fn lru_is_fast() {
+    let mut rng = crate::rng::Rng::keyed(&[1]);
+    let skewed = |unit: f64| (unit * unit * unit * 767.0) as u32;
+    let ids: Vec<u32> = (0..10_000_000).map(|_| skewed(rng.unit())).collect();
+    let start = std::time::Instant::now();
+    let hits = lru::hits(&ids, 768, 192);
+    let per_s = ids.len() as f64 / start.elapsed().as_secs_f64();
+    eprintln!("{:.1} million accesses a second, {hits} hits", per_s / 1e6);
+    assert!(per_s > 20e6, "{per_s}");
+}

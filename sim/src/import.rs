@@ -137,13 +137,18 @@ pub fn encode(
     segments: Option<&[Range<usize>]>,
 ) -> Result<Vec<u8>, ImportError> {
     let tokens = token_count(header, raw)?;
-    let whole = [0..tokens];
+    let whole = 0..tokens;
     let shape = &header.shape;
     let (experts, top_k) = (shape.experts_in(0), shape.top_k_in(0) as usize);
     let token_bytes = shape.routed_per_token() as usize;
     let mut encoder = TraceEncoder::new(header)?;
     let mut routed = Vec::with_capacity(token_bytes);
-    for token in segments.unwrap_or(&whole).iter().cloned().flatten() {
+    for token in segments
+        .unwrap_or(std::slice::from_ref(&whole))
+        .iter()
+        .cloned()
+        .flatten()
+    {
         let start = token * token_bytes;
         let ids = &raw[start..start + token_bytes];
         routed.clear();

@@ -101,11 +101,11 @@ fn summary(out: &mut impl Write, report: &Report) -> Result<()> {
     )?;
     writeln!(
         out,
-        "capacity above what the machine permits: at most {:.0} MiB, at most {} ticks in a row \
-         (locked bytes: {}); shortage at most {:.0} MiB",
+        "capacity above what the machine permits: at most {:.0} MiB, lagging by at most {} ticks \
+         (what is held: {}); shortage at most {:.0} MiB",
         mib(report.max_overshoot_bytes),
         report.overshoot_ticks,
-        report.pinned_overshoot_ticks,
+        report.held_overshoot_ticks,
         mib(report.max_shortage_bytes)
     )?;
     writeln!(

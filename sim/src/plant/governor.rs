@@ -27,6 +27,8 @@ pub(super) struct Governor<'a> {
     records: Vec<TickRecord>,
     /// Ticks that came due, skipped ones included.
     due: u64,
+    /// Bytes held when the present tick began.
+    held_before_bytes: u64,
     last: Totals,
 }
 
@@ -37,6 +39,7 @@ impl<'a> Governor<'a> {
             decision: Decision::default(),
             records: Vec::new(),
             due: 0,
+            held_before_bytes: 0,
             last: Totals::default(),
         }
     }
@@ -56,6 +59,7 @@ impl<'a> Governor<'a> {
                 return;
             }
             self.due += 1;
+            self.held_before_bytes = engine.store.pinned_bytes() + engine.store.cached_bytes();
             engine.memory.others_bytes = self.scenario.others.at(at_s);
             engine
                 .memory
@@ -111,6 +115,8 @@ impl<'a> Governor<'a> {
         let mut record = TickRecord {
             at_s,
             decided: decided.is_some(),
+            held_before_bytes: self.held_before_bytes,
+            capacity_before_bytes: before.capacity_bytes,
             others_bytes: engine.memory.others_bytes,
             true_ceiling_bytes: self.scenario.true_ceiling_bytes(at_s),
             pinned_bytes: engine.store.pinned_bytes(),
@@ -140,6 +146,9 @@ impl<'a> Governor<'a> {
                 .map(|action| engine.store.bytes(action.expert));
             record.unlocked_bytes = unlocked.sum();
             record.drift = decision.drift;
+            if self.records.is_empty() {
+                record.capacity_before_bytes = decision.capacity_bytes;
+            }
         }
         self.last = now;
         self.records.push(record);

@@ -16,6 +16,10 @@ pub struct TickRecord {
     /// False when the tick was skipped because the last decision was still being carried out; its
     /// levels of decision are then the last ones.
     pub decided: bool,
+    /// Bytes of experts in memory when the tick began.
+    pub held_before_bytes: u64,
+    /// Capacity in force when the tick began, bytes; on the first tick the one that it decided.
+    pub capacity_before_bytes: u64,
     /// Bytes claimed by other processes.
     pub others_bytes: u64,
     /// What the machine permits, see [`Scenario::true_ceiling_bytes`].
@@ -113,12 +117,14 @@ pub struct Report {
     pub tok_s: f64,
     /// Share of routed experts that were in memory.
     pub hit_ratio: f64,
-    /// Most by which capacity exceeded the true ceiling, bytes.
+    /// Most by which capacity, as a tick found it, exceeded the true ceiling, bytes.
     pub max_overshoot_bytes: u64,
-    /// Most consecutive ticks on which it did.
+    /// Most ticks by which capacity lagged: so long ago the true ceiling last permitted what a tick
+    /// found in force. A step that is followed on the next tick lags by 1, and so does a ramp that
+    /// every tick follows.
     pub overshoot_ticks: usize,
-    /// Most consecutive ticks on which locked bytes alone exceeded the true ceiling.
-    pub pinned_overshoot_ticks: usize,
+    /// The same for the bytes held.
+    pub held_overshoot_ticks: usize,
     /// Most bytes claimed that no reclaim could give.
     pub max_shortage_bytes: u64,
     /// Times that capacity changed direction, by at least 1% of the model.
@@ -142,15 +148,16 @@ impl Report {
         ticks: Vec<TickRecord>,
         totals: Totals,
     ) -> Self {
-        let over = |bytes: fn(&TickRecord) -> u64| {
-            longest_run(
-                ticks
-                    .iter()
-                    .map(|tick| bytes(tick) > tick.true_ceiling_bytes),
-            )
+        let most_lag = |bytes: fn(&TickRecord) -> u64| {
+            (0..ticks.len())
+                .map(|at| lag(&ticks[..=at], bytes(&ticks[at])))
+                .max()
+                .unwrap_or(0)
         };
-        let overshoot =
-            |tick: &TickRecord| tick.capacity_bytes.saturating_sub(tick.true_ceiling_bytes);
+        let overshoot = |tick: &TickRecord| {
+            tick.capacity_before_bytes
+                .saturating_sub(tick.true_ceiling_bytes)
+        };
         let threshold_bytes = scenario.shape.total_bytes() as f64 * REVERSAL_SHARE;
         Self {
             scenario: scenario.name.clone(),
@@ -160,8 +167,8 @@ impl Report {
             tok_s: totals.tokens as f64 / scenario.duration_s,
             hit_ratio: ratio(totals.hits, totals.accesses),
             max_overshoot_bytes: ticks.iter().map(overshoot).max().unwrap_or(0),
-            overshoot_ticks: over(|tick| tick.capacity_bytes),
-            pinned_overshoot_ticks: over(|tick| tick.pinned_bytes),
+            overshoot_ticks: most_lag(|tick| tick.capacity_before_bytes),
+            held_overshoot_ticks: most_lag(|tick| tick.held_before_bytes),
             max_shortage_bytes: ticks
                 .iter()
                 .map(|tick| tick.shortage_bytes)
@@ -204,13 +211,14 @@ fn ratio(part: u64, whole: u64) -> f64 {
     }
 }
 
-fn longest_run(flags: impl Iterator<Item = bool>) -> usize {
-    let (mut longest, mut run) = (0, 0);
-    for flag in flags {
-        run = if flag { run + 1 } else { 0 };
-        longest = longest.max(run);
-    }
-    longest
+/// Ticks since the true ceiling last permitted `bytes`; all of them when it never did.
+fn lag(ticks: &[TickRecord], bytes: u64) -> usize {
+    let permitted = |tick: &TickRecord| tick.true_ceiling_bytes >= bytes;
+    ticks
+        .iter()
+        .rev()
+        .position(permitted)
+        .unwrap_or(ticks.len())
 }
 
 /// Changes of direction of at least `threshold`: turning points of the series seen with that much
@@ -254,8 +262,11 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_consecutive() {
-        assert_eq!(longest_run([true, true, false, true].into_iter()), 2);
-        assert_eq!(longest_run(std::iter::empty()), 0);
+    fn lag_is_how_long_ago_it_was_permitted() {
+        let ticks = [5, 9, 7, 3].map(|true_ceiling_bytes| TickRecord {
+            true_ceiling_bytes,
+            ..TickRecord::default()
+        });
+        assert_eq!([3, 7, 8, 10].map(|bytes| lag(&ticks, bytes)), [0, 1, 2, 4]);
     }
 }

@@ -144,8 +144,8 @@ mod tests {
         assert_eq!(tokens(1.0, 3, 100), tokens(1.0, 3, 100));
         assert_ne!(tokens(1.0, 3, 100), tokens(1.0, 4, 100));
         for token in tokens(1.0, 3, 100) {
-            for (layer, slots) in token.chunks(4).enumerate() {
-                let range = layer as u32 * 16..(layer as u32 + 1) * 16;
+            for (layer, slots) in (0u32..).zip(token.chunks(4)) {
+                let range = layer * 16..(layer + 1) * 16;
                 assert!(slots.iter().all(|id| range.contains(id)));
                 assert!((0..4).all(|slot| !slots[..slot].contains(&slots[slot])));
             }

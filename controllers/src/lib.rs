@@ -22,6 +22,7 @@ mod regulator;
 mod scores;
 mod sense;
 mod targeting;
+pub mod trace;
 mod value;
 
 pub use adaptive::Adaptive;

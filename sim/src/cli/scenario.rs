@@ -1,0 +1,122 @@
+//! `hotpin-sim scenario`.
+
+use anyhow::Result;
+use clap::Args;
+use hotpin_controllers::PolicyKind;
+use hotpin_sim::plant::{Report, TickRecord};
+use hotpin_sim::scenarios::Named;
+use std::io::{self, Write};
+
+const MIB: f64 = 1_048_576.0;
+
+/// Lines that the table shows at most.
+const TABLE_LINES: usize = 40;
+
+#[derive(Debug, Args)]
+pub struct ScenarioArgs {
+    /// step-hog, ramp-hog, square-wave, drift-at-once, uniform-router, clock-jump, steady or refault-hog.
+    #[arg(value_name = "NAME")]
+    name: Named,
+    /// Policy: fetch, static, lru or adaptive.
+    #[arg(long, value_name = "NAME", default_value = "adaptive")]
+    policy: PolicyKind,
+    /// Seed of the routing.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Print JSON, with every tick.
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &ScenarioArgs) -> Result<()> {
+    let report = args.name.scenario(args.seed).run_kind(args.policy)?;
+    let mut out = io::stdout().lock();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, &report)?;
+        writeln!(out)?;
+        return Ok(());
+    }
+    table(&mut out, &report)?;
+    summary(&mut out, &report)
+}
+
+fn table(out: &mut impl Write, report: &Report) -> Result<()> {
+    writeln!(
+        out,
+        "{:>7} {:>8} {:>8} {:>8} {:>8} {:>8}  {:<10} {:>7} {:>6} {:>6}",
+        "s",
+        "others",
+        "ceiling",
+        "capacity",
+        "pinned",
+        "transit",
+        "binding",
+        "tok/s",
+        "hits",
+        "stall"
+    )?;
+    let step = report.ticks.len().div_ceil(TABLE_LINES).max(1);
+    for window in report.ticks.chunks(step) {
+        row(out, window)?;
+    }
+    writeln!(
+        out,
+        "(MiB; hits and stall are shares, over the ticks up to the next line)\n"
+    )?;
+    Ok(())
+}
+
+/// Levels of the window's first tick, rates over all of it.
+fn row(out: &mut impl Write, window: &[TickRecord]) -> Result<()> {
+    let (Some(first), Some(last)) = (window.first(), window.last()) else {
+        return Ok(());
+    };
+    let sum = |amount: fn(&TickRecord) -> f64| window.iter().map(amount).sum::<f64>();
+    let spacing_s = (last.at_s - first.at_s) / (window.len().max(2) - 1) as f64;
+    let elapsed_s = spacing_s * window.len() as f64;
+    let mib = |bytes: u64| bytes as f64 / MIB;
+    writeln!(
+        out,
+        "{:>7.1} {:>8.0} {:>8.0} {:>8.0} {:>8.0} {:>8.0}  {:<10} {:>7.2} {:>6.3} {:>6.3}",
+        first.at_s,
+        mib(first.others_bytes),
+        mib(first.true_ceiling_bytes),
+        mib(first.capacity_bytes),
+        mib(first.pinned_bytes),
+        mib(first.transit_bytes),
+        first.binding.map_or("-", |ceiling| ceiling.label()),
+        sum(|tick| tick.tokens as f64) / elapsed_s,
+        sum(|tick| tick.hits as f64) / sum(|tick| tick.accesses as f64),
+        sum(|tick| tick.stall_s) / elapsed_s,
+    )?;
+    Ok(())
+}
+
+fn summary(out: &mut impl Write, report: &Report) -> Result<()> {
+    let mib = |bytes: u64| bytes as f64 / MIB;
+    writeln!(
+        out,
+        "{} under {}, seed {}: {} tokens, {:.2} tok/s, hit ratio {:.4}",
+        report.scenario, report.policy, report.seed, report.tokens, report.tok_s, report.hit_ratio
+    )?;
+    writeln!(
+        out,
+        "capacity above what the machine permits: at most {:.0} MiB, lagging by at most {} ticks \
+         (what is held: {}); shortage at most {:.0} MiB",
+        mib(report.max_overshoot_bytes),
+        report.overshoot_ticks,
+        report.held_overshoot_ticks,
+        mib(report.max_shortage_bytes)
+    )?;
+    writeln!(
+        out,
+        "{} reversals, {:.0} MiB locked after the start, {:.0} MiB fetched, {} major faults, {} \
+         ticks skipped",
+        report.reversals,
+        mib(report.bytes_churned),
+        mib(report.bytes_fetched),
+        report.major_faults,
+        report.skipped_ticks
+    )?;
+    Ok(())
+}

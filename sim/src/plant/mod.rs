@@ -1,0 +1,198 @@
+//! The closed loop in virtual time: a model decoding on a machine, regulated by a real policy.
+//!
+//! The engine decodes tokens layer by layer. Experts that are not resident are read from one disk,
+//! which the governor's pins share; nothing else takes time. Every tick the policy reads an
+//! [`hotpin_controllers::Observation`] made from the simulated machine, and its decision is carried out as the live
+//! governor does it. docs/sim.md says what is left out.
+
+mod engine;
+mod governor;
+mod memory;
+mod report;
+mod routing;
+mod schedule;
+mod store;
+
+pub use report::{Report, TickRecord};
+pub use routing::{Routing, Synthetic};
+pub use schedule::Schedule;
+
+use engine::Engine;
+use governor::Governor;
+use hotpin_controllers::{AdaptiveConfig, BuildError, ModelShape, Policy, PolicyKind, build};
+
+/// The kernel keeps one part in this many of memory free in the background.
+const WATERMARK_SHARE: u64 = 100;
+
+/// A shortage of this share of memory stalls somebody all of the time.
+const THRASH_SHARE: f64 = 0.05;
+
+/// A simulated machine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Machine {
+    /// Memory, bytes.
+    pub host_bytes: u64,
+    /// Limit of a cgroup that holds the engine alone, bytes.
+    pub cgroup_bytes: Option<u64>,
+    /// Dense weights, KV and program, locked from the start, bytes.
+    pub dense_bytes: u64,
+    /// Disk bandwidth of exact-range reads, bytes per second.
+    pub disk_bytes_per_s: f64,
+    /// The same when pages fault in one by one.
+    pub fault_bytes_per_s: f64,
+    /// Latency of one batch of reads, seconds.
+    pub disk_latency_s: f64,
+    /// Direct reclaim, bytes per second.
+    pub reclaim_bytes_per_s: f64,
+    /// Share of the waits for experts that the store itself had evicted that PSI counts as memory
+    /// stall. The kernel counts a wait only for pages that its own reclaim took, so this is 0 where
+    /// the store evicts with `posix_fadvise`; 1 is a machine on which every refault is pressure.
+    pub own_refault_share: f64,
+    /// Time to compute one token with everything resident, seconds.
+    pub compute_s: f64,
+}
+
+/// A run of the closed loop.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// Name in reports.
+    pub name: String,
+    /// The model.
+    pub shape: ModelShape,
+    /// The machine.
+    pub machine: Machine,
+    /// What other processes claim; it cannot be reclaimed.
+    pub others: Schedule,
+    /// Which experts are routed.
+    pub routing: Routing,
+    /// Starting profile: expert counts by flat id.
+    pub profile: Option<Vec<f32>>,
+    /// Seconds at which the sensors' clock jumps, and by how many.
+    pub clock_jumps: Vec<(f64, f64)>,
+    /// Length, seconds of virtual time.
+    pub duration_s: f64,
+    /// Time between ticks, seconds.
+    pub tick_s: f64,
+    /// Seed of everything random.
+    pub seed: u64,
+    /// Options of the control laws.
+    pub config: AdaptiveConfig,
+}
+
+/// Why a scenario cannot run.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum ScenarioError {
+    /// A rate, time or length is not a positive number.
+    #[error("{name} of the scenario is {value}, which is not a positive number")]
+    NotPositive {
+        /// The field.
+        name: &'static str,
+        /// Its value.
+        value: f64,
+    },
+    /// The trace was recorded from another model, or is empty.
+    #[error(
+        "the trace's {trace_experts} experts over {tokens} tokens do not fit the scenario's model of {experts}"
+    )]
+    Trace {
+        /// Experts of the trace.
+        trace_experts: usize,
+        /// Its tokens.
+        tokens: usize,
+        /// Experts of the scenario's model.
+        experts: usize,
+    },
+    /// `off` leaves residency to the kernel's readahead, which the plant does not model.
+    #[error("policy off is not simulated: the plant does not model fault readahead")]
+    Off,
+    /// The policy could not be built.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+}
+
+impl Scenario {
+    /// Runs the loop under a policy by name.
+    ///
+    /// # Errors
+    /// When the scenario or its options are refused.
+    pub fn run_kind(&self, kind: PolicyKind) -> Result<Report, ScenarioError> {
+        if kind == PolicyKind::Off {
+            return Err(ScenarioError::Off);
+        }
+        let mut policy = build(kind, &self.shape, &self.config, self.profile.as_deref())?;
+        self.run(policy.as_mut())
+    }
+
+    /// Runs the loop under a policy.
+    ///
+    /// # Errors
+    /// When the scenario is refused.
+    pub fn run(&self, policy: &mut dyn Policy) -> Result<Report, ScenarioError> {
+        self.check()?;
+        let mut engine = Engine::new(self);
+        let mut governor = Governor::new(self);
+        governor.start(policy, &mut engine);
+        while engine.now_s < self.duration_s {
+            engine.step();
+            governor.catch_up(policy, &mut engine);
+        }
+        Ok(governor.report(policy.name(), &engine))
+    }
+
+    /// The least of the ceilings that the machine sets at a time, bytes: no controller may hold
+    /// more.
+    #[must_use]
+    pub fn true_ceiling_bytes(&self, s: f64) -> u64 {
+        let machine = &self.machine;
+        let capacity = &self.config.capacity;
+        let host_bytes = machine
+            .host_bytes
+            .saturating_sub(machine.dense_bytes + self.others.at(s) + capacity.host_reserve_bytes);
+        let cgroup_bytes = machine.cgroup_bytes.map_or(u64::MAX, |limit_bytes| {
+            limit_bytes.saturating_sub(machine.dense_bytes + capacity.cgroup_reserve_bytes)
+        });
+        let limit_bytes = capacity.limit_bytes.unwrap_or(u64::MAX);
+        host_bytes
+            .min(cgroup_bytes)
+            .min(limit_bytes)
+            .min(self.shape.total_bytes())
+    }
+
+    fn check(&self) -> Result<(), ScenarioError> {
+        let machine = &self.machine;
+        let positive = [
+            ("duration_s", self.duration_s),
+            ("tick_s", self.tick_s),
+            ("disk_bytes_per_s", machine.disk_bytes_per_s),
+            ("fault_bytes_per_s", machine.fault_bytes_per_s),
+            ("reclaim_bytes_per_s", machine.reclaim_bytes_per_s),
+            ("compute_s", machine.compute_s),
+        ];
+        for (name, value) in positive {
+            if !(value.is_finite() && value > 0.0) {
+                return Err(ScenarioError::NotPositive { name, value });
+            }
+        }
+        let Routing::Trace(trace) = &self.routing else {
+            return Ok(());
+        };
+        if trace.tokens() > 0 && trace.header.shape == self.shape {
+            return Ok(());
+        }
+        Err(ScenarioError::Trace {
+            trace_experts: trace.header.shape.total_experts(),
+            tokens: trace.tokens(),
+            experts: self.shape.total_experts(),
+        })
+    }
+}
+
+/// Bytes from a real number, saturating.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "float-to-int `as` saturates, which is what is wanted"
+)]
+fn to_bytes(value: f64) -> u64 {
+    value as u64
+}

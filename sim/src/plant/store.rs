@@ -1,0 +1,216 @@
+//! The store's books, and what the kernel made of them.
+//!
+//! Follows the live store `mapped`: transit is evicted by score when a fetch exceeds the budget, a
+//! routed expert's score rises at once, and the books may call an expert resident that the kernel
+//! has reclaimed.
+
+use hotpin_controllers::{ExpertId, Held, ModelShape, Residence};
+
+/// Eviction goes this share of the budget further, so that it is not done for every fetch.
+const EVICT_AHEAD_SHARE: u64 = 64;
+
+/// What a routed expert cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    /// It was there.
+    Hit,
+    /// The books said so, the kernel had dropped it: it faults in page by page.
+    Phantom,
+    /// It must be fetched; `before` when it had been resident at some time.
+    Miss { before: bool },
+}
+
+/// Residency of every expert.
+#[derive(Debug)]
+pub(super) struct Store {
+    bytes: Vec<u64>,
+    residence: Vec<Residence>,
+    /// Transit by the books that the kernel dropped.
+    gone: Vec<bool>,
+    last_use: Vec<u64>,
+    uses: u64,
+    scores: Vec<f32>,
+    use_score: f32,
+    capacity_bytes: u64,
+    pinned_bytes: u64,
+    transit_bytes: u64,
+    gone_bytes: u64,
+    victims: Vec<(f32, u32)>,
+}
+
+impl Store {
+    pub fn new(shape: &ModelShape, use_score: f32) -> Self {
+        let experts = shape.total_experts();
+        let bytes = (0..shape.layers()).flat_map(|layer| {
+            let count = shape.experts_in(layer) as usize;
+            std::iter::repeat_n(shape.layer_expert_bytes(layer), count)
+        });
+        Self {
+            bytes: bytes.collect(),
+            residence: vec![Residence::Absent; experts],
+            gone: vec![false; experts],
+            last_use: vec![0; experts],
+            uses: 0,
+            scores: vec![0.0; experts],
+            use_score,
+            capacity_bytes: 0,
+            pinned_bytes: 0,
+            transit_bytes: 0,
+            gone_bytes: 0,
+            victims: Vec::new(),
+        }
+    }
+
+    pub fn residence(&self) -> &[Residence] {
+        &self.residence
+    }
+
+    pub fn bytes(&self, id: ExpertId) -> u64 {
+        self.bytes[id.index()]
+    }
+
+    pub fn pinned_bytes(&self) -> u64 {
+        self.pinned_bytes
+    }
+
+    /// Transit by the books.
+    pub fn transit_bytes(&self) -> u64 {
+        self.transit_bytes
+    }
+
+    /// Transit that is really in memory.
+    pub fn cached_bytes(&self) -> u64 {
+        self.transit_bytes - self.gone_bytes
+    }
+
+    pub fn held(&self) -> Held {
+        Held {
+            pinned_bytes: self.pinned_bytes,
+            transit_bytes: self.transit_bytes,
+            lock_shortfall_bytes: 0,
+        }
+    }
+
+    pub fn set_capacity(&mut self, bytes: u64) {
+        self.capacity_bytes = bytes;
+    }
+
+    pub fn publish_scores(&mut self, scores: &[f32]) {
+        self.scores.copy_from_slice(scores);
+    }
+
+    /// An expert is routed: finds out what it costs, and makes it resident.
+    pub fn access(&mut self, id: ExpertId) -> Access {
+        let index = id.index();
+        let before = self.last_use[index] > 0;
+        self.uses += 1;
+        self.last_use[index] = self.uses;
+        self.scores[index] += self.use_score;
+        match self.residence[index] {
+            Residence::Pinned => Access::Hit,
+            Residence::Transit if self.gone[index] => {
+                self.gone[index] = false;
+                self.gone_bytes -= self.bytes[index];
+                Access::Phantom
+            }
+            Residence::Transit => Access::Hit,
+            Residence::Absent => {
+                self.residence[index] = Residence::Transit;
+                self.transit_bytes += self.bytes[index];
+                Access::Miss { before }
+            }
+        }
+    }
+
+    /// Evicts the lowest-scored transit until it fits beside the pins, sparing `keep`.
+    pub fn evict(&mut self, keep: &[u32]) {
+        let budget_bytes = self.capacity_bytes.saturating_sub(self.pinned_bytes);
+        if self.transit_bytes <= budget_bytes {
+            return;
+        }
+        let goal_bytes = budget_bytes - budget_bytes / EVICT_AHEAD_SHARE;
+        let mut victims = std::mem::take(&mut self.victims);
+        victims.clear();
+        for (id, index) in (0u32..).zip(0..self.residence.len()) {
+            if self.residence[index] == Residence::Transit && !keep.contains(&id) {
+                victims.push((self.scores[index], id));
+            }
+        }
+        victims.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        for &(_, id) in &victims {
+            if self.transit_bytes <= goal_bytes {
+                break;
+            }
+            self.leave_transit(ExpertId(id), Residence::Absent);
+        }
+        self.victims = victims;
+    }
+
+    /// Locks an expert whose bytes have been read. False when it is locked already.
+    pub fn pin(&mut self, id: ExpertId) -> bool {
+        match self.residence[id.index()] {
+            Residence::Pinned => return false,
+            Residence::Transit => self.leave_transit(id, Residence::Pinned),
+            Residence::Absent => self.residence[id.index()] = Residence::Pinned,
+        }
+        self.pinned_bytes += self.bytes(id);
+        true
+    }
+
+    /// Unlocks an expert; it stays as transit. False when it was not locked.
+    pub fn unpin(&mut self, id: ExpertId) -> bool {
+        if self.residence[id.index()] != Residence::Pinned {
+            return false;
+        }
+        self.residence[id.index()] = Residence::Transit;
+        self.pinned_bytes -= self.bytes(id);
+        self.transit_bytes += self.bytes(id);
+        true
+    }
+
+    /// Whether pinning the expert has to read it.
+    pub fn must_read(&self, id: ExpertId) -> bool {
+        match self.residence[id.index()] {
+            Residence::Absent => true,
+            Residence::Transit => self.gone[id.index()],
+            Residence::Pinned => false,
+        }
+    }
+
+    /// The kernel drops transit by last use, at least `wanted` bytes if there are as many. The
+    /// books are not told. Returns what was dropped.
+    pub fn reclaim(&mut self, wanted_bytes: u64) -> u64 {
+        let mut order: Vec<usize> = (0..self.residence.len())
+            .filter(|&index| self.residence[index] == Residence::Transit && !self.gone[index])
+            .collect();
+        order.sort_unstable_by_key(|&index| self.last_use[index]);
+        let mut freed_bytes = 0;
+        for index in order {
+            if freed_bytes >= wanted_bytes {
+                break;
+            }
+            self.gone[index] = true;
+            self.gone_bytes += self.bytes[index];
+            freed_bytes += self.bytes[index];
+        }
+        freed_bytes
+    }
+
+    /// Corrects the books on transit.
+    pub fn audit(&mut self) {
+        for (id, index) in (0u32..).zip(0..self.residence.len()) {
+            if self.gone[index] {
+                self.leave_transit(ExpertId(id), Residence::Absent);
+            }
+        }
+    }
+
+    fn leave_transit(&mut self, id: ExpertId, to: Residence) {
+        let index = id.index();
+        if std::mem::take(&mut self.gone[index]) {
+            self.gone_bytes -= self.bytes[index];
+        }
+        self.transit_bytes -= self.bytes[index];
+        self.residence[index] = to;
+    }
+}

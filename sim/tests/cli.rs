@@ -1,0 +1,102 @@
+//! The program itself: import, replay and scenario, what they print and what they refuse.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+/// A directory of its own for each test.
+fn scratch(name: &str) -> PathBuf {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = fs::remove_dir_all(&path);
+    fs::create_dir_all(&path).unwrap();
+    path
+}
+
+fn sim(arguments: &str, dir: &PathBuf) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_hotpin-sim"))
+        .args(arguments.split_whitespace())
+        .current_dir(dir)
+        .output()
+        .unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_raw_recording_becomes_hit_ratios() {
+    let dir = scratch("import");
+    let raw: Vec<u8> = (0..40u8)
+        .flat_map(|token| [token % 4, 4, 5, token % 3])
+        .collect();
+    fs::write(dir.join("raw"), raw).unwrap();
+    let csv = "category,repetition,n_tokens,offset_tokens\na,False,30,0\nb,True,10,30\n";
+    fs::write(dir.join("segments.csv"), csv).unwrap();
+    let import = "import --raw raw --layers 2 --experts 6 --top-k 2 -o t \
+                  --segments segments.csv --drop-repetition";
+    let imported = sim(import, &dir);
+    assert!(imported.status.success(), "{}", stderr(&imported));
+    assert!(String::from_utf8_lossy(&imported.stdout).contains("30 of 40 tokens"));
+    let replayed = sim(
+        "replay --trace t --capacity 50%,12 --policy lru,belady --json",
+        &dir,
+    );
+    assert!(replayed.status.success(), "{}", stderr(&replayed));
+    let json: serde_json::Value = serde_json::from_slice(&replayed.stdout).unwrap();
+    let results = json["results"].as_array().unwrap();
+    assert_eq!(results.len(), 4);
+    assert_eq!(results[0]["policy"], "lru");
+    assert_eq!(results[0]["capacity_experts"], 6);
+    assert_eq!(results[1]["gap_closed"], 1.0);
+    assert_eq!(
+        results[2]["hits"],
+        120 - 9,
+        "each of the nine experts misses once"
+    );
+    assert_eq!(results[2]["gap_closed"], serde_json::Value::Null);
+    assert_eq!(results[3]["accesses"], 120);
+}
+
+#[test]
+fn refusals_say_what_to_do() {
+    let dir = scratch("refusals");
+    fs::write(dir.join("a.xz"), b"\xfd7zXZ\0\0\x04").unwrap();
+    let compressed = sim(
+        "import --raw a.xz --layers 2 --experts 4 --top-k 2 -o t",
+        &dir,
+    );
+    assert_eq!(compressed.status.code(), Some(1));
+    assert!(
+        stderr(&compressed).contains("xz -dk"),
+        "{}",
+        stderr(&compressed)
+    );
+    assert!(!dir.join("t").exists());
+    let foreign = sim("replay --trace a.xz", &dir);
+    assert_eq!(foreign.status.code(), Some(1));
+    assert!(stderr(&foreign).contains("not a hotpin trace"));
+    for usage in [
+        "replay --trace a.xz --policy best",
+        "replay --trace a.xz --capacity 2GiB",
+        "scenario flood",
+        "",
+    ] {
+        assert_eq!(sim(usage, &dir).status.code(), Some(2), "{usage}");
+    }
+    assert!(stderr(&sim("scenario flood", &dir)).contains("step-hog"));
+    let off = sim("scenario steady --policy off", &dir);
+    assert_eq!(off.status.code(), Some(1));
+}
+
+#[test]
+fn a_scenario_reports_every_tick() {
+    let dir = scratch("scenario");
+    let output = sim("scenario steady --seed 5 --json", &dir);
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["seed"], 5);
+    assert_eq!(json["policy"], "adaptive");
+    assert_eq!(json["ticks"].as_array().unwrap().len(), 1200);
+    let table = String::from_utf8(sim("scenario steady", &dir).stdout).unwrap();
+    assert!(table.contains("reversals"), "{table}");
+}

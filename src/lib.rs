@@ -13,4 +13,5 @@ pub mod profile;
 pub mod sensors;
 pub mod size;
 pub mod store;
+pub mod trace;
 pub mod workload;

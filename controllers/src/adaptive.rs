@@ -73,6 +73,8 @@ impl Policy for Adaptive {
             step: now.step,
             tokens: now.tokens_total,
             scores: self.regulator.scores.get(),
+            ranks: self.regulator.scores.ranks(),
+            release_stale: limit != PinLimit::Model,
             residence: observation.residence,
             budget_bytes,
             miss_cost_s: now.miss_cost_s,
@@ -85,5 +87,9 @@ impl Policy for Adaptive {
 
     fn scores(&self) -> &[f32] {
         self.regulator.scores.get()
+    }
+
+    fn ranks(&self) -> &[f32] {
+        self.regulator.scores.ranks()
     }
 }

@@ -284,6 +284,8 @@ impl Pins {
             step: now.step,
             tokens: now.tokens_total,
             scores: ranking,
+            ranks: ranking,
+            release_stale: false,
             residence: observation.residence,
             budget_bytes,
             miss_cost_s: now.miss_cost_s,

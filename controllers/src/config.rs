@@ -236,6 +236,10 @@ pub struct ScoreConfig {
     pub prefill_weight: f64,
     /// Most that prefill may add to one expert in one tick, decode routings.
     pub prefill_cap: f64,
+    /// Probability that one token without a routing costs an expert in rank.
+    pub idle_cost_per_token: f64,
+    /// Tokens without a routing after which an expert's expected routings have halved.
+    pub idle_half_life_tokens: f64,
     /// Tokens of evidence that the starting profile counts for.
     pub profile_tokens: f64,
 }
@@ -248,6 +252,8 @@ impl Default for ScoreConfig {
             slow_weight: 0.5,
             prefill_weight: 0.05,
             prefill_cap: 0.5,
+            idle_cost_per_token: 0.015,
+            idle_half_life_tokens: 16.0,
             profile_tokens: 64.0,
         }
     }
@@ -294,7 +300,7 @@ impl Default for TargetingConfig {
             churn_burst_bytes: 1 << 30,
             resident_cost: 0.1,
             max_swaps_per_tick: 24,
-            max_fills_per_tick: 64,
+            max_fills_per_tick: 24,
         }
     }
 }

@@ -86,6 +86,8 @@ pub enum Reason {
     Swap,
     /// It was swapped out for a better one.
     Swapped,
+    /// It ranks below what transit evicts: its topic is over.
+    Stale,
     /// The pin budget shrank below what is pinned.
     Shrink,
     /// Everything fits, so everything is locked.

@@ -44,7 +44,12 @@ pub trait Policy: Send {
     /// Decides one tick. `out` is cleared first.
     fn tick(&mut self, observation: &Observation<'_>, out: &mut Decision);
 
-    /// Current scores by expert: expected decode routings per token. The store ranks transit by
-    /// them, so they must be comparable over all experts and cheap to read.
+    /// Current scores by expert: expected decode routings per token.
     fn scores(&self) -> &[f32];
+
+    /// What the store ranks transit by: not negative, comparable over all experts, higher for what is
+    /// rather kept. A use until the next tick raises an expert to at least 1.
+    fn ranks(&self) -> &[f32] {
+        self.scores()
+    }
 }

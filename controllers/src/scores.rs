@@ -3,7 +3,14 @@
 //! `score = (fast + w x slow) / (fast_tokens + w x slow_tokens)`, where `fast` and `slow` are routing
 //! counts whose weight halves every 8 and 64 tokens and the denominators are the token count decayed
 //! alike. The weights are those that came closest to Belady on a recorded trace (design.md, section
-//! 4); dividing turns the rank into a probability that can be compared with costs.
+//! 4); dividing turns the counts into a probability that can be compared with costs.
+//!
+//! Counts alone hold on to what a topic that is over used often, while recency alone forgets what
+//! comes back: after a change of topic the first lose to LRU, in a steady one the second does. So
+//! what has not been routed for `idle` tokens is worth less: `score` halves every
+//! `idle_half_life_tokens`, and experts are ranked by `2^(8 (probability - idle_cost x idle))`, the
+//! linear trade of probability against idleness that did best on both kinds of trace
+//! (docs/control.md), made positive.
 
 use crate::config::ScoreConfig;
 use crate::ids::ModelShape;
@@ -12,6 +19,12 @@ use crate::profile::Profile;
 
 /// More routings of one expert than this in one tick mean that the counter was restarted.
 const MOST_PER_TICK: u32 = 1 << 24;
+
+/// How steeply rank grows with probability: a rank of twice another is 1/8 more probable.
+const RANK_STEEPNESS: f64 = 8.0;
+
+/// Exponent below which all ranks are alike; single precision ends a little further down.
+const LEAST_RANK_EXPONENT: f32 = -120.0;
 
 /// Smaller components are cleared, since arithmetic on denormal numbers is slow.
 const NOTHING: f32 = 1e-20;
@@ -45,6 +58,9 @@ pub(crate) struct Scores {
     slow: Vec<f32>,
     prior: Vec<f32>,
     score: Vec<f32>,
+    rank: Vec<f32>,
+    /// Tokens since the last decode routing; since the start for what was never routed.
+    idle: Vec<f32>,
     last_decode: Vec<u32>,
     last_prefill: Vec<u32>,
     decode_known: bool,
@@ -81,6 +97,8 @@ impl Scores {
             slow: vec![0.0; experts],
             prior,
             score: vec![0.0; experts],
+            rank: vec![0.0; experts],
+            idle: vec![0.0; experts],
             last_decode: vec![0; experts],
             last_prefill: vec![0; experts],
             decode_known: false,
@@ -102,6 +120,11 @@ impl Scores {
     /// Expected decode routings per token, by expert.
     pub fn get(&self) -> &[f32] {
         &self.score
+    }
+
+    /// What experts are ranked by, by expert: positive, and higher for what is rather kept.
+    pub fn ranks(&self) -> &[f32] {
+        &self.rank
     }
 
     /// Takes in cumulative counts, which may wrap. Returns the decoded tokens that they stand for
@@ -144,10 +167,13 @@ impl Scores {
             .fast
             .iter_mut()
             .zip(&mut self.slow)
+            .zip(&mut self.idle)
             .zip(&mut self.last_decode);
-        for (((fast, slow), last), &count) in slots.zip(counts) {
+        let passed = narrow(tokens);
+        for ((((fast, slow), idle), last), &count) in slots.zip(counts) {
             let new = since(count, *last) as f32;
             *last = count;
+            *idle = if new > 0.0 { 0.0 } else { *idle + passed };
             *fast = settle(*fast * fast_scale + new);
             *slow = settle(*slow * slow_scale + new);
         }
@@ -187,9 +213,16 @@ impl Scores {
         let fast_scale = narrow(scale);
         let slow_scale = narrow(slow_weight * scale);
         let prior_scale = narrow(slow_weight * self.prior_tokens * scale);
-        let parts = self.fast.iter().zip(&self.slow).zip(&self.prior);
-        for (score, ((fast, slow), prior)) in self.score.iter_mut().zip(parts) {
-            *score = fast * fast_scale + slow * slow_scale + prior * prior_scale;
+        let steepness = narrow(RANK_STEEPNESS);
+        let idle_cost = narrow(self.config.idle_cost_per_token);
+        let idle_rate = narrow(-1.0 / self.config.idle_half_life_tokens);
+        let parts = self.fast.iter().zip(&self.slow).zip(&self.prior).zip(&self.idle);
+        let slots = self.score.iter_mut().zip(&mut self.rank);
+        for ((score, rank), (((fast, slow), prior), &idle)) in slots.zip(parts) {
+            let probability = fast * fast_scale + slow * slow_scale + prior * prior_scale;
+            *score = if idle == 0.0 { probability } else { probability * (idle * idle_rate).exp2() };
+            let exponent = steepness * (probability - idle_cost * idle);
+            *rank = exponent.max(LEAST_RANK_EXPONENT).exp2();
         }
     }
 

@@ -8,13 +8,16 @@
 use crate::config::TargetingConfig;
 use crate::decision::{Action, Decision, Reason};
 use crate::ids::ExpertId;
-use crate::num::{to_count, to_u32};
+use crate::num::{narrow, to_count, to_u32};
 use crate::observe::Residence;
 use crate::sense::{Sizes, Step};
 
 /// An ordered lock that the books do not show after this long is forgotten, seconds; reading adds
 /// its own time.
 const ORDER_TIMEOUT_S: f64 = 2.0;
+
+/// Part of transit that the frontier of eviction is read from.
+const FRONTIER_PART: usize = 16;
 
 /// What targeting reads each tick.
 #[derive(Clone, Copy, Debug)]
@@ -23,6 +26,10 @@ pub(crate) struct TargetInput<'a> {
     /// Tokens decoded since the start.
     pub tokens: f64,
     pub scores: &'a [f32],
+    /// What experts are ranked by; positive.
+    pub ranks: &'a [f32],
+    /// Whether pinned experts that rank below what transit is about to evict are let go at once.
+    pub release_stale: bool,
     pub residence: &'a [Residence],
     pub budget_bytes: u64,
     /// Seconds that a miss costs.
@@ -94,11 +101,14 @@ impl Targeting {
             self.shrink(sizes, input, used_bytes - input.budget_bytes, out);
             return;
         }
-        let mut room_bytes = input.budget_bytes - used_bytes;
+        let frontier = self.frontier();
+        let freed_bytes =
+            if input.release_stale { self.release(sizes, input, frontier, out) } else { 0 };
+        let mut room_bytes = input.budget_bytes - used_bytes + freed_bytes;
         let sought = self.sought(sizes, input.fill, room_bytes);
         best_first(&mut self.resident, sought);
         best_first(&mut self.absent, sought);
-        let filled = self.fill(sizes, input, &mut room_bytes, out);
+        let filled = self.fill(sizes, input, frontier, &mut room_bytes, out);
         if filled && self.config.max_swaps_per_tick > 0 && input.fill != Fill::Everything {
             self.swap(sizes, input, room_bytes, out);
         }
@@ -110,9 +120,9 @@ impl Targeting {
         self.resident.clear();
         self.absent.clear();
         let mut used_bytes = 0u64;
-        for (index, (&score, &per_byte)) in input.scores.iter().zip(&sizes.per_byte).enumerate() {
+        for (index, (&rank, &per_byte)) in input.ranks.iter().zip(&sizes.per_byte).enumerate() {
             let residence = input.residence.get(index).copied().unwrap_or_default();
-            let rank = score * per_byte;
+            let rank = rank * per_byte;
             if residence == Residence::Pinned {
                 self.orders[index].pending_until_s = f64::NEG_INFINITY;
                 used_bytes = used_bytes.saturating_add(sizes.bytes[index]);
@@ -126,6 +136,45 @@ impl Targeting {
             }
         }
         used_bytes
+    }
+
+    /// Rank of what transit evicts next: its sixteenth-worst part, so that a single straggler says
+    /// nothing. 0 when there is no transit.
+    fn frontier(&mut self) -> f32 {
+        let worst = self.resident.len().div_ceil(FRONTIER_PART);
+        if worst == 0 {
+            return 0.0;
+        }
+        let at = self.resident.len() - worst;
+        let (_, &mut key, _) = self.resident.select_nth_unstable(at);
+        best_rank(key)
+    }
+
+    /// Unlocks pinned experts that rank clearly below the frontier: they are worth less than what is
+    /// evicted instead of them. Unlocking is cheap, so no churn limit holds it up. Returns the bytes.
+    fn release(
+        &mut self,
+        sizes: &Sizes,
+        input: &TargetInput<'_>,
+        frontier: f32,
+        out: &mut Decision,
+    ) -> u64 {
+        let limit = frontier / narrow(1.0 + self.config.margin);
+        let (config, orders) = (&self.config, &self.orders);
+        let mut freed_bytes = 0u64;
+        self.pinned.retain(|&key| {
+            let index = worst_index(key);
+            let order = orders[index];
+            let stale = worst_rank(key) < limit
+                && input.step.now_s - order.s >= config.dwell_s
+                && input.tokens - order.tokens >= config.dwell_tokens;
+            if stale {
+                freed_bytes = freed_bytes.saturating_add(sizes.bytes[index]);
+                out.unpin.push(action(index, Reason::Stale, input.scores));
+            }
+            !stale
+        });
+        freed_bytes
     }
 
     /// How many of the best candidates can matter this tick.
@@ -162,6 +211,7 @@ impl Targeting {
         &mut self,
         sizes: &Sizes,
         input: &TargetInput<'_>,
+        frontier: f32,
         room_bytes: &mut u64,
         out: &mut Decision,
     ) -> bool {
@@ -188,7 +238,12 @@ impl Targeting {
             let pays = match input.fill {
                 Fill::Everything => true,
                 Fill::AtOnce(_) => score > 0.0,
-                Fill::Paying(_) => self.pays(sizes, input, index, absent, score),
+                // What is near the frontier would be let go again.
+                Fill::Paying(_) => {
+                    let clear = frontier * narrow(1.0 + self.config.absent_margin);
+                    (!input.release_stale || input.ranks[index] * sizes.per_byte[index] > clear)
+                        && self.pays(sizes, input, index, absent, score)
+                }
             };
             let fits = sizes.bytes[index] <= *room_bytes;
             if pays && fits {
@@ -229,7 +284,7 @@ impl Targeting {
             let absent = self.next_candidate(input, &self.absent, &mut absent_at);
             let (index, absent) = match (resident, absent) {
                 (Some(resident), Some(absent)) => {
-                    let rank = |index: usize| input.scores[index] * sizes.per_byte[index];
+                    let rank = |index: usize| input.ranks[index] * sizes.per_byte[index];
                     // Reading is dear: an absent expert goes first only when it is far ahead.
                     if rank(absent) > rank(resident) * 2.0 {
                         (absent, true)
@@ -299,12 +354,12 @@ impl Targeting {
         } else {
             self.config.margin
         };
-        let rank = f64::from(input.scores[candidate] * sizes.per_byte[candidate]);
+        let rank = f64::from(input.ranks[candidate] * sizes.per_byte[candidate]);
         let (mut freed_bytes, mut lost_score) = (0u64, 0.0);
         while room_bytes + freed_bytes < sizes.bytes[candidate] {
             let victim = worst_index(*self.pinned.get(victim_at)?);
             victim_at += 1;
-            let victim_rank = f64::from(input.scores[victim] * sizes.per_byte[victim]);
+            let victim_rank = f64::from(input.ranks[victim] * sizes.per_byte[victim]);
             if rank <= victim_rank * (1.0 + margin) {
                 return None;
             }
@@ -387,12 +442,20 @@ fn best_key(rank: f32, index: usize) -> u64 {
     (u64::from(!rank.to_bits()) << 32) | u64::from(to_u32(index))
 }
 
+fn best_rank(key: u64) -> f32 {
+    f32::from_bits(!to_u32(to_count((key >> 32) as f64)))
+}
+
 fn best_index(key: u64) -> usize {
     to_count((key & 0xffff_ffff) as f64)
 }
 
 fn worst_key(rank: f32, index: usize) -> u64 {
     (u64::from(rank.to_bits()) << 32) | u64::from(!to_u32(index))
+}
+
+fn worst_rank(key: u64) -> f32 {
+    f32::from_bits(to_u32(to_count((key >> 32) as f64)))
 }
 
 fn worst_index(key: u64) -> usize {

@@ -10,6 +10,7 @@ use crate::model::ModelMap;
 use crate::plant::{Rig, RigOptions, Totals};
 use crate::profile::Profile;
 use crate::sensors::{Roots, Sample, Sensors};
+use crate::trace::Recorder;
 use anyhow::{Context, Result, bail, ensure};
 use hotpin_controllers::{AdaptiveConfig, Moment, PolicyKind};
 use serde::{Deserialize, Serialize};
@@ -97,6 +98,8 @@ fn rig_options(request: &ChildRequest, map: &ModelMap) -> Result<RigOptions> {
         Some(path) => Some(Profile::load(path, map)?.counts()),
         None => None,
     };
+    let recorder =
+        request.record.as_deref().map(|path| Recorder::create(path, map)).transpose()?;
     let journal = request.journal.as_deref().map(JournalFile::create).transpose()?;
     Ok(RigOptions {
         policy: request.policy.parse::<PolicyKind>()?,
@@ -105,6 +108,7 @@ fn rig_options(request: &ChildRequest, map: &ModelMap) -> Result<RigOptions> {
         profile,
         tick: Duration::from_millis(passed.tick_ms),
         journal: Journal::new(journal),
+        recorder,
     })
 }
 

@@ -6,6 +6,7 @@ use crate::model::ModelMap;
 use crate::plant::{Rig, RigOptions};
 use crate::profile::Profile;
 use crate::size::parse_size;
+use crate::trace::Recorder;
 use anyhow::{Context, Result};
 use clap::Args;
 use hotpin_controllers::{AdaptiveConfig, PolicyKind};
@@ -94,6 +95,9 @@ pub(super) struct ControlArgs {
     /// Write every decision and its reason to FILE, as JSON lines
     #[arg(long, env = "HOTPIN_JOURNAL", value_name = "FILE")]
     pub(super) journal: Option<PathBuf>,
+    /// Record the routing of every token to FILE, for hotpin-sim
+    #[arg(long, env = "HOTPIN_RECORD", value_name = "FILE")]
+    pub(super) record: Option<PathBuf>,
     /// Settings of the control laws, TOML (docs/control.md lists them)
     #[arg(long, env = "HOTPIN_CONTROL", value_name = "FILE")]
     pub(super) control: Option<PathBuf>,
@@ -126,6 +130,7 @@ impl ControlArgs {
             profile,
             tick: Duration::from_millis(self.tick_ms),
             journal: Journal::new(file),
+            recorder: self.record.as_deref().map(|path| Recorder::create(path, map)).transpose()?,
         })
     }
 }

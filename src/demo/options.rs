@@ -85,6 +85,14 @@ pub struct ModelArgs {
         env = "HOTPIN_DEMO_CALIBRATION_TOKENS"
     )]
     pub calibration_tokens: usize,
+    /// Tokens at the beginning of each text that calibration leaves out, for benchmarks to decode
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 640,
+        env = "HOTPIN_DEMO_HELD_OUT_TOKENS"
+    )]
+    pub held_out_tokens: usize,
     /// Replace the output file if it exists
     #[arg(long, env = "HOTPIN_DEMO_FORCE")]
     pub force: bool,
@@ -110,6 +118,7 @@ pub struct Options {
     pub(super) seed: u64,
     pub(super) workload: Workload,
     pub(super) calibration_tokens: usize,
+    pub(super) held_out_tokens: usize,
     pub(super) force: bool,
 }
 
@@ -157,6 +166,7 @@ impl TryFrom<ModelArgs> for Options {
             seed: args.seed,
             workload: args.workload.map_or(Workload::BuiltIn, Workload::Directory),
             calibration_tokens: args.calibration_tokens,
+            held_out_tokens: args.held_out_tokens,
             force: args.force,
         })
     }

@@ -6,7 +6,6 @@ mod tap;
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::Once;
 
 use llama_cpp_sys_4 as sys;
 
@@ -112,9 +111,7 @@ impl CaptureModel {
     /// When llama.cpp refuses it.
     pub fn load(path: &Path) -> Result<Self, CaptureError> {
         use std::os::unix::ffi::OsStrExt;
-        static BACKEND: Once = Once::new();
-        // SAFETY: initialising the backend has no precondition; once is enough for the process.
-        BACKEND.call_once(|| unsafe { sys::llama_backend_init() });
+        let _ = super::model::backend();
         let failed = || CaptureError::Load {
             path: path.to_owned(),
         };

@@ -28,12 +28,12 @@ pub(super) fn carry_out(
     store: &dyn ExpertStore,
     shape: &ModelShape,
     decision: &Decision,
-    scores: &[f32],
+    ranks: &[f32],
     plant: &Plant,
     progress: Option<&mut dyn FnMut(u64, u64)>,
 ) -> Acted {
     let mut acted = Acted::default();
-    store.publish_scores(scores);
+    store.publish_ranks(ranks);
     store.set_capacity(decision.capacity_bytes);
     for action in &decision.unpin {
         if store.unpin(action.expert) {
@@ -42,7 +42,7 @@ pub(super) fn carry_out(
     }
     if progress.is_some() {
         let planned: Vec<_> = decision.pin.iter().map(|a| a.expert).collect();
-        store.adopt_resident(&planned);
+        store.clear_loaded(&planned);
     }
     pin_all(store, shape, decision, &mut acted, progress);
     let change = plant.change();

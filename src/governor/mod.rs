@@ -226,7 +226,7 @@ impl Loop {
             self.regulated.store.as_ref(),
             &self.regulated.shape,
             &self.decision,
-            self.policy.scores(),
+            self.policy.ranks(),
             &self.plant,
             progress,
         );

@@ -4,6 +4,7 @@
 use super::Counters;
 use crate::engine::{RouteSink, Routed};
 use crate::store::{ExpertStore, StoreError};
+use crate::trace::Recorder;
 use hotpin_controllers::{ExpertId, ModelShape};
 use std::sync::Arc;
 use std::time::Instant;
@@ -30,6 +31,7 @@ pub struct Feeder {
     last: Option<(usize, bool)>,
     quiet_tokens: u32,
     missed: bool,
+    recorder: Option<Recorder>,
 }
 
 impl Feeder {
@@ -40,6 +42,7 @@ impl Feeder {
         store: Arc<dyn ExpertStore>,
         shape: ModelShape,
         blocks: &[u32],
+        recorder: Option<Recorder>,
     ) -> Self {
         let last_block = blocks.iter().max().map_or(0, |&b| b as usize + 1);
         let mut layer_of_block = vec![None; last_block];
@@ -58,6 +61,7 @@ impl Feeder {
             last: None,
             quiet_tokens: 0,
             missed: false,
+            recorder,
         }
     }
 
@@ -117,6 +121,9 @@ impl RouteSink for Feeder {
         let layer = self.layer_of_block.get(routed.block as usize).copied().flatten();
         let Some(layer) = layer else { return Ok(()) };
         self.collect(layer, routed).map_err(|e| e.to_string())?;
+        if let Some(recorder) = &mut self.recorder {
+            recorder.routed(layer, routed.experts, routed.tokens);
+        }
         let started = Instant::now();
         let found = self.store.fetch(&self.routed).map_err(|e| e.to_string())?;
         let fetch_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
@@ -136,6 +143,9 @@ impl RouteSink for Feeder {
             self.settle(since_last_ns);
         }
         self.last = None;
+        if let Some(recorder) = &mut self.recorder {
+            recorder.end_batch();
+        }
         self.counters.decoded(tokens as u64, decode_ns);
         self.quiet_tokens = if self.missed { 0 } else { self.quiet_tokens.saturating_add(1) };
         self.missed = false;

@@ -6,6 +6,7 @@ use crate::engine::{EngineError, EngineOptions, Model, Poll, Session};
 use crate::governor::{Governor, GovernorOptions, Journal, Regulated};
 use crate::model::ModelMap;
 use crate::sensors::Roots;
+use crate::trace::Recorder;
 use crate::store::{DenseLock, ExpertStore, Layout, LayoutError, MappedStore, TransitKeeper};
 use hotpin_controllers::config::AdaptiveConfig;
 use hotpin_controllers::policy::{BuildError, PolicyKind, build};
@@ -27,6 +28,8 @@ pub struct RigOptions {
     pub tick: Duration,
     /// The journal.
     pub journal: Journal,
+    /// Records routing.
+    pub recorder: Option<Recorder>,
 }
 
 /// Why a session could not be put together.
@@ -122,11 +125,10 @@ impl<'m> Rig<'m> {
         let Some(learned) = self.session.learned() else { return Ok(()) };
         let layout = Layout::new(map, learned)?;
         let slices_per_expert = layout.slices().len().div_ceil(map.shape().total_experts().max(1));
-        let use_score = use_score(&options.control);
         // SAFETY: the mapping belongs to the model, which `'m` keeps alive longer than the session;
         // the store is dropped with the rig, after the governor's thread was joined.
         let (store, dense) =
-            unsafe { MappedStore::new(layout, keeper_of(options.policy), true, use_score) };
+            unsafe { MappedStore::new(layout, keeper_of(options.policy), true) };
         let dense_locked_bytes = match dense {
             DenseLock::Locked(bytes) => bytes,
             DenseLock::Skipped => 0,
@@ -159,22 +161,11 @@ impl<'m> Rig<'m> {
             Arc::clone(&store),
             map.shape().clone(),
             &blocks,
+            options.recorder,
         );
         self.session.route_to(Box::new(feeder));
         self.governor = Some(governor);
         self.store = Some(store);
         Ok(())
     }
-}
-
-/// What one use adds to a score, in the scale of the controllers' scores (expected routings a
-/// token): the weight of the newest token in both half-lives.
-fn use_score(control: &AdaptiveConfig) -> f32 {
-    let scores = &control.scores;
-    let newest = |half_life: f64| 1.0 - (-1.0 / half_life).exp2();
-    let fast = newest(scores.fast_half_life_tokens);
-    let slow = newest(scores.slow_half_life_tokens) * scores.slow_weight;
-    #[expect(clippy::cast_possible_truncation, reason = "a score has f32 precision")]
-    let score = ((fast + slow) / (1.0 + scores.slow_weight)) as f32;
-    score
 }

@@ -20,6 +20,9 @@ const PINNED: u8 = 2;
 /// The governor is reading, locking or evicting it.
 const BUSY: u8 = 3;
 
+/// Factor on an expert's rank for each use before the next publication.
+const USE_RANK: f32 = 1.4;
+
 /// Evicting goes on below the budget by this share of it, so that not every fetch has to choose.
 const EVICT_AHEAD_SHARE: u64 = 64;
 
@@ -49,10 +52,8 @@ pub struct MappedStore {
     layout: Layout,
     keeper: TransitKeeper,
     states: Vec<AtomicU8>,
-    /// Scores as `f32` bits: published by the governor, raised by the engine on each use.
-    scores: Vec<AtomicU32>,
-    /// What one use adds to a score until the governor publishes again.
-    use_score: f32,
+    /// Ranks as `f32` bits: published by the governor, raised by the engine on each use.
+    ranks: Vec<AtomicU32>,
     capacity_bytes: AtomicU64,
     pinned_bytes: AtomicU64,
     transit_bytes: AtomicU64,
@@ -68,8 +69,6 @@ impl MappedStore {
     /// Takes over the mapping: expert ranges get no fault-time readahead, dense weights are locked
     /// first when `lock_dense`.
     ///
-    /// `use_score` is what one decode use adds to an expert's score before the next publication.
-    ///
     /// # Safety
     /// The mapping that `layout` describes must outlive the store: it is locked, advised and dropped
     /// by address.
@@ -78,7 +77,6 @@ impl MappedStore {
         layout: Layout,
         keeper: TransitKeeper,
         lock_dense: bool,
-        use_score: f32,
     ) -> (Self, DenseLock) {
         for &(address, len) in layout.expert_tensors() {
             // Advice that is refused costs speed only.
@@ -91,8 +89,7 @@ impl MappedStore {
         let store = Self {
             keeper,
             states: (0..experts).map(|_| AtomicU8::new(ABSENT)).collect(),
-            scores: (0..experts).map(|_| AtomicU32::new(0)).collect(),
-            use_score,
+            ranks: (0..experts).map(|_| AtomicU32::new(0)).collect(),
             capacity_bytes: AtomicU64::new(0),
             pinned_bytes: AtomicU64::new(0),
             transit_bytes: AtomicU64::new(0),
@@ -124,14 +121,15 @@ impl MappedStore {
         self.states[id.index()].compare_exchange(from, to, AcqRel, Acquire).is_ok()
     }
 
-    fn score(&self, index: usize) -> f32 {
-        f32::from_bits(self.scores[index].load(Relaxed))
+    fn rank(&self, index: usize) -> f32 {
+        f32::from_bits(self.ranks[index].load(Relaxed))
     }
 
-    fn raise_score(&self, id: ExpertId) {
+    /// An expert in use ranks with what is used now until the governor publishes again.
+    fn raise_rank(&self, id: ExpertId) {
         // A publication between load and store loses one use of one expert until the next tick.
-        let raised = self.score(id.index()) + self.use_score;
-        self.scores[id.index()].store(raised.to_bits(), Relaxed);
+        let raised = self.rank(id.index()).max(1.0) * USE_RANK;
+        self.ranks[id.index()].store(raised.to_bits(), Relaxed);
     }
 
     /// Bytes that transit may hold.
@@ -173,7 +171,7 @@ impl MappedStore {
         victims.clear();
         for (index, state) in self.states.iter().enumerate() {
             if state.load(Relaxed) == TRANSIT && !keep.contains(&expert_id(index)) {
-                victims.push((self.score(index), expert_id(index).0));
+                victims.push((self.rank(index), expert_id(index).0));
             }
         }
         let excess = self.transit_bytes.load(Relaxed).saturating_sub(goal);
@@ -269,7 +267,7 @@ impl ExpertStore for MappedStore {
         // Top-k of a decode fits; prefill unions spill to the heap.
         let mut missing = Vec::new();
         for &id in experts {
-            self.raise_score(id);
+            self.raise_rank(id);
             match self.state(id) {
                 PINNED => {
                     found.hits += 1;
@@ -350,30 +348,19 @@ impl ExpertStore for MappedStore {
         true
     }
 
-    fn adopt_resident(&self, planned: &[ExpertId]) {
+    fn clear_loaded(&self, planned: &[ExpertId]) {
         if self.keeper == TransitKeeper::Kernel {
             return;
         }
-        let mut is_planned = vec![false; self.states.len()];
-        let mut room = self.transit_budget();
-        for &id in planned {
-            is_planned[id.index()] = true;
-            room = room.saturating_sub(self.bytes(id));
+        if planned.len() == self.states.len() {
+            return;
         }
-        let mut scratch = Vec::new();
-        for (index, &planned) in is_planned.iter().enumerate() {
-            let id = expert_id(index);
-            let bytes = self.bytes(id);
-            // Where residency cannot be known everything is dropped, so that the books are exact.
-            let whole = self.is_resident(id, &mut scratch) == Some(true);
-            if whole && bytes <= room && !planned {
-                if self.change(id, ABSENT, TRANSIT) {
-                    self.transit_bytes.fetch_add(bytes, AcqRel);
-                    room -= bytes;
-                }
-            } else if !planned && self.state(id) == ABSENT {
-                self.drop_pages(id);
-            }
+        for &(address, len) in self.layout.expert_tensors() {
+            // Advice that is refused leaves pages mapped, which the file-wide drop then spares.
+            let _ = pages::unmap(PageRange::inner(address, len));
+        }
+        for file in self.layout.files() {
+            pages::drop_file(file.as_fd());
         }
     }
 
@@ -381,9 +368,9 @@ impl ExpertStore for MappedStore {
         self.capacity_bytes.store(bytes, Relaxed);
     }
 
-    fn publish_scores(&self, scores: &[f32]) {
-        for (slot, score) in self.scores.iter().zip(scores) {
-            slot.store(score.to_bits(), Relaxed);
+    fn publish_ranks(&self, ranks: &[f32]) {
+        for (slot, rank) in self.ranks.iter().zip(ranks) {
+            slot.store(rank.to_bits(), Relaxed);
         }
     }
 

@@ -91,16 +91,16 @@ pub trait ExpertStore: Send + Sync + std::fmt::Debug {
     /// Unlocks an expert; it stays resident until evicted. True when it was locked.
     fn unpin(&self, expert: ExpertId) -> bool;
 
-    /// Takes over what loading left in memory, before the first pins: experts that are wholly
-    /// resident become transit as far as capacity leaves room beside `planned` (which are about to be
-    /// pinned), the rest is dropped.
-    fn adopt_resident(&self, planned: &[ExpertId]);
+    /// Clears out what loading left in memory, before the first pins, unless everything is about to
+    /// be pinned. Loading reads in large folios that straddle experts: such pages can neither be
+    /// dropped nor counted with one expert, so nothing of them is kept.
+    fn clear_loaded(&self, planned: &[ExpertId]);
 
     /// Sets the byte budget for pinned + transit.
     fn set_capacity(&self, bytes: u64);
 
-    /// Publishes the scores by which transit is ranked, one an expert.
-    fn publish_scores(&self, scores: &[f32]);
+    /// Publishes what transit is ranked by, one an expert (see `Policy::ranks`).
+    fn publish_ranks(&self, ranks: &[f32]);
 
     /// Evicts transit above the budget. For when the engine is idle; it does so itself otherwise.
     fn trim(&self);

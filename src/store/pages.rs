@@ -101,9 +101,15 @@ pub(super) fn random(range: PageRange) -> Result<(), Errno> {
     advise(range, libc::MADV_RANDOM)
 }
 
-/// Maps what is in the page cache and reads what is not. Waits.
-pub(super) fn populate(range: PageRange) -> Result<(), Errno> {
-    advise(range, libc::MADV_POPULATE_READ)
+/// Unmaps the range; its pages stay in the page cache.
+pub(super) fn unmap(range: PageRange) -> Result<(), Errno> {
+    advise(range, libc::MADV_DONTNEED)
+}
+
+/// Drops every clean page of the file that nobody maps.
+pub(super) fn drop_file(file: BorrowedFd<'_>) {
+    // SAFETY: plain system call on a borrowed descriptor; it takes no pointers.
+    let _ = unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
 }
 
 /// Locks the range. The kernel flags the area before it reads it, so after a failure the range is
@@ -133,7 +139,7 @@ pub(super) fn unlock(range: PageRange) {
 /// Unmaps the range and drops its clean pages from the page cache. `offset` is where the range
 /// lies in `file`. Pages that other processes map stay.
 pub(super) fn drop_cached(range: PageRange, file: BorrowedFd<'_>, offset: u64) {
-    if range.is_empty() || advise(range, libc::MADV_DONTNEED).is_err() {
+    if range.is_empty() || unmap(range).is_err() {
         return;
     }
     let (Ok(offset), Ok(len)) = (i64::try_from(offset), i64::try_from(range.len)) else { return };

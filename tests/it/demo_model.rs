@@ -176,6 +176,7 @@ impl Bench {
             output: self.path(output),
             workload: Some(self.path("texts")),
             calibration_tokens: 200,
+            held_out_tokens: 100,
             force: false,
         }
     }

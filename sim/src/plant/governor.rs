@@ -79,7 +79,7 @@ impl<'a> Governor<'a> {
     fn tick(&mut self, policy: &mut dyn Policy, engine: &mut Engine<'_>, at_s: f64) {
         let mut decision = std::mem::take(&mut self.decision);
         policy.tick(&observe(self.scenario, engine, at_s), &mut decision);
-        let locked_bytes = self.act(policy.scores(), engine, &decision);
+        let locked_bytes = self.act(policy.ranks(), engine, &decision);
         self.record(engine, at_s, Some((&decision, locked_bytes)));
         self.decision = decision;
     }

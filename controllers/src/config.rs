@@ -58,7 +58,7 @@ impl Default for CapacityConfig {
         Self {
             limit_bytes: None,
             host_reserve_bytes: 1 << 30,
-            cgroup_reserve_bytes: 128 << 20,
+            cgroup_reserve_bytes: 64 << 20,
             floor_bytes: None,
             growth_bytes_per_s: 512 << 20,
             quiet_hold_s: 5.0,
@@ -247,12 +247,12 @@ pub struct ScoreConfig {
 impl Default for ScoreConfig {
     fn default() -> Self {
         Self {
-            fast_half_life_tokens: 8.0,
+            fast_half_life_tokens: 16.0,
             slow_half_life_tokens: 64.0,
             slow_weight: 0.5,
             prefill_weight: 0.05,
             prefill_cap: 0.5,
-            idle_cost_per_token: 0.015,
+            idle_cost_per_token: 0.03,
             idle_half_life_tokens: 16.0,
             profile_tokens: 64.0,
         }
@@ -290,7 +290,7 @@ pub struct TargetingConfig {
 impl Default for TargetingConfig {
     fn default() -> Self {
         Self {
-            margin: 0.25,
+            margin: 1.0,
             absent_margin: 2.0,
             payback_tokens: 16.0,
             lock_us_per_mib: 60.0,
@@ -299,8 +299,8 @@ impl Default for TargetingConfig {
             churn_bytes_per_s: 1 << 30,
             churn_burst_bytes: 1 << 30,
             resident_cost: 0.1,
-            max_swaps_per_tick: 24,
-            max_fills_per_tick: 24,
+            max_swaps_per_tick: 8,
+            max_fills_per_tick: 12,
         }
     }
 }

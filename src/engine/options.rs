@@ -55,7 +55,7 @@ pub enum FlashAttention {
 pub enum Poll {
     /// ggml's default: spin for a while, then sleep. What stock llama.cpp does.
     Spin,
-    /// Sleep at once.
+    /// Spin briefly, then sleep.
     Quiet,
     /// Spin while every routed expert is resident, quiet while experts are streamed.
     Follow,

@@ -5,6 +5,10 @@ use super::{EngineError, Poll};
 use llama_cpp_sys_4 as sys;
 use std::ptr::NonNull;
 
+/// Spin level of the quiet pool: about 2 ms, the time between two pieces of a decode graph. Sleeping
+/// at once costs a wake-up for every piece, spinning for long takes the core that reads need.
+const BRIEF_SPIN_LEVEL: u32 = 1;
+
 /// One ggml thread pool, freed on drop.
 #[derive(Debug)]
 pub(super) struct ThreadPool {
@@ -52,7 +56,7 @@ impl ThreadPools {
             Poll::Quiet => None,
         };
         let quiet = match poll {
-            Poll::Quiet | Poll::Follow => Some(ThreadPool::new(threads, Some(0))?),
+            Poll::Quiet | Poll::Follow => Some(ThreadPool::new(threads, Some(BRIEF_SPIN_LEVEL))?),
             Poll::Spin => None,
         };
         Ok(Self { spinning, quiet })

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 /// Bytes of one read-ahead request. The kernel clamps a larger one to the device's limit and drops
 /// the rest silently.
-pub(super) const READ_AHEAD_BYTES: usize = 512 << 10;
+pub(super) const READ_AHEAD_BYTES: usize = 2048 << 10;
 
 /// Size of a page in bytes.
 pub(super) fn page_bytes() -> usize {

@@ -63,7 +63,9 @@ impl Policy for Adaptive {
         out.pin_budget_bytes = budget_bytes;
         out.pin_limit = limit;
         let fill = if limit == PinLimit::Model {
-            Fill::Everything
+            Fill::Everything {
+                at_once: now.step.first,
+            }
         } else if now.step.first && self.gate.is_profiled() {
             Fill::AtOnce(Reason::Profile)
         } else {

@@ -291,7 +291,9 @@ impl Pins {
             miss_cost_s: now.miss_cost_s,
             read_bytes_per_s: self.config.get().value.read_bytes_per_s as f64,
             fill: if limit == PinLimit::Model {
-                Fill::Everything
+                Fill::Everything {
+                    at_once: now.step.first,
+                }
             } else {
                 fill
             },

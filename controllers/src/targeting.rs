@@ -48,8 +48,8 @@ pub(crate) enum Fill {
     Paying(Reason),
     /// With every expert that has a score, at once: the start.
     AtOnce(Reason),
-    /// With every expert, within the churn limit: everything fits.
-    Everything,
+    /// With every expert, at once when it is the start, else within the churn limit: everything fits.
+    Everything { at_once: bool },
 }
 
 /// When an expert was last ordered locked.
@@ -109,7 +109,7 @@ impl Targeting {
         best_first(&mut self.resident, sought);
         best_first(&mut self.absent, sought);
         let filled = self.fill(sizes, input, frontier, &mut room_bytes, out);
-        if filled && self.config.max_swaps_per_tick > 0 && input.fill != Fill::Everything {
+        if filled && self.config.max_swaps_per_tick > 0 && !matches!(input.fill, Fill::Everything { .. }) {
             self.swap(sizes, input, room_bytes, out);
         }
     }
@@ -181,8 +181,8 @@ impl Targeting {
     fn sought(&self, sizes: &Sizes, fill: Fill, room_bytes: u64) -> usize {
         let fits = to_count(room_bytes as f64 / sizes.least_bytes as f64);
         let fills = match fill {
-            Fill::AtOnce(_) => fits,
-            Fill::Paying(_) | Fill::Everything => fits.min(self.config.max_fills_per_tick as usize),
+            Fill::AtOnce(_) | Fill::Everything { .. } => fits,
+            Fill::Paying(_) => fits.min(self.config.max_fills_per_tick as usize),
         };
         fills.saturating_add(self.config.max_swaps_per_tick as usize)
     }
@@ -218,12 +218,11 @@ impl Targeting {
         let (reason, at_once) = match input.fill {
             Fill::Paying(reason) => (reason, false),
             Fill::AtOnce(reason) => (reason, true),
-            Fill::Everything => (Reason::LockAll, false),
+            Fill::Everything { at_once } => (Reason::LockAll, at_once),
         };
-        let most = if at_once {
-            usize::MAX
-        } else {
-            self.config.max_fills_per_tick as usize
+        let most = match input.fill {
+            Fill::Paying(_) => self.config.max_fills_per_tick as usize,
+            Fill::AtOnce(_) | Fill::Everything { .. } => usize::MAX,
         };
         let (mut resident_at, mut absent_at) = (0, 0);
         while out.pin.len() < most && *room_bytes >= sizes.least_bytes {
@@ -236,7 +235,7 @@ impl Targeting {
             let index = best_index(key);
             let score = f64::from(input.scores[index]);
             let pays = match input.fill {
-                Fill::Everything => true,
+                Fill::Everything { .. } => true,
                 Fill::AtOnce(_) => score > 0.0,
                 // What is near the frontier would be let go again.
                 Fill::Paying(_) => {

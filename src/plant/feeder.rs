@@ -59,7 +59,7 @@ impl Feeder {
             layer_of_block,
             round: 0,
             last: None,
-            quiet_tokens: 0,
+            quiet_tokens: STREAMING_MEMORY_TOKENS,
             missed: false,
             recorder,
         }

@@ -54,6 +54,10 @@ pub struct BenchArgs {
     )]
     pub tokens: u32,
 
+    /// Tokens to decode before those in each domain, hashed and not timed
+    #[arg(long, default_value_t = 0, conflicts_with = "prompts", env = "HOTPIN_WARMUP_TOKENS")]
+    pub warmup_tokens: u32,
+
     /// Limit of each run, in a cgroup of its own: 2500MB, 2GiB, or 45% of the model [default: none]
     #[arg(long, value_name = "SIZE", env = "HOTPIN_MEMORY")]
     pub memory: Option<String>,
@@ -200,6 +204,7 @@ pub fn resolve(args: &BenchArgs, hooks: &Hooks<'_>) -> Result<(Plan, Option<Temp
         workload,
         prompts,
         tokens: args.tokens,
+        warmup_tokens: args.warmup_tokens,
         memory_bytes,
         policies,
         store: args.store.clone(),

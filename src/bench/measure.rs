@@ -78,7 +78,7 @@ fn run(request: &ChildRequest) -> Result<ChildResult> {
     let mut segments = Vec::new();
     for (name, work) in works(request, &model)? {
         eprintln!("{policy}: {name}");
-        segments.push(meter.segment(&mut rig, policy, name, &work, request.tokens)?);
+        segments.push(meter.segment(&mut rig, policy, name, &work, request)?);
     }
     Ok(meter.result(request, &rig, segments, load_s))
 }
@@ -122,7 +122,7 @@ enum Work {
 
 fn works(request: &ChildRequest, model: &Model) -> Result<Vec<(String, Work)>> {
     let names = request.segment_names();
-    let wanted = request.tokens as usize;
+    let wanted = request.tokens as usize + request.warmup_tokens as usize;
     let works: Result<Vec<Work>> = match request.task {
         Task::Forced => request
             .workload
@@ -188,14 +188,20 @@ impl Meter {
         policy: PolicyKind,
         name: String,
         work: &Work,
-        tokens: u32,
+        request: &ChildRequest,
     ) -> Result<SegmentResult> {
         rig.session.clear();
+        let tokens = request.tokens;
+        if let Work::Forced(forced) = work {
+            for &token in &forced[..request.warmup_tokens as usize] {
+                self.step(&mut rig.session, &[token])?;
+            }
+        }
         let before = (self.sample(), rig.counters.totals());
         let mut spent = Duration::ZERO;
         match work {
             Work::Forced(forced) => {
-                for &token in forced {
+                for &token in &forced[request.warmup_tokens as usize..] {
                     spent += self.step(&mut rig.session, &[token])?;
                 }
             }

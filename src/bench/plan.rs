@@ -68,6 +68,8 @@ pub struct Plan {
     pub workload: Vec<WorkloadText>,
     /// Prompts, for [`Task::Generate`].
     pub prompts: Vec<String>,
+    /// Tokens decoded before those of each text, not timed.
+    pub warmup_tokens: u32,
     /// Tokens for each text or prompt.
     pub tokens: u32,
     /// Limit of each run in bytes.

@@ -52,6 +52,9 @@ pub struct ChildRequest {
     pub workload: Vec<WorkloadText>,
     /// Tokens to decode for each text or prompt.
     pub tokens: u32,
+    /// Tokens decoded before those in each text, hashed and not timed.
+    #[serde(default)]
+    pub warmup_tokens: u32,
     /// Profile to start from.
     pub profile: Option<PathBuf>,
     /// Limit of the cgroup in bytes; none: no limit.
@@ -273,6 +276,7 @@ pub(crate) mod tests {
             store: "mapped".into(),
             workload: vec![text("prose"), text("rust")],
             tokens: 150,
+            warmup_tokens: 0,
             profile: None,
             memory_bytes: None,
             cgroup: None,

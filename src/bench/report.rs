@@ -321,6 +321,7 @@ pub(crate) mod tests {
             task: Task::Forced,
             workload: Vec::new(),
             prompts: Vec::new(),
+            warmup_tokens: 0,
             tokens: 150,
             memory_bytes: Some(2_500_000_000),
             policies: policies.iter().map(|p| (*p).to_owned()).collect(),

@@ -210,6 +210,7 @@ impl<'a> Session<'a> {
             store: plan.store.clone(),
             workload: plan.workload.clone(),
             tokens: plan.tokens,
+            warmup_tokens: plan.warmup_tokens,
             profile: plan.profile.clone(),
             memory_bytes,
             cgroup: cgroup.map(RunCgroup::join),

@@ -5,13 +5,16 @@ use super::{Counters, Feeder};
 use crate::engine::{EngineError, EngineOptions, Model, Poll, Session};
 use crate::governor::{Governor, GovernorOptions, Journal, Regulated};
 use crate::model::ModelMap;
-use crate::sensors::Roots;
+use crate::sensors::{Roots, readahead_request_bytes};
 use crate::trace::Recorder;
 use crate::store::{DenseLock, ExpertStore, Layout, LayoutError, MappedStore, TransitKeeper};
 use hotpin_controllers::config::AdaptiveConfig;
 use hotpin_controllers::policy::{BuildError, PolicyKind, build};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Readahead request where the device does not tell what it accepts; every device accepts this.
+const UNKNOWN_DEVICE_PIECE_BYTES: usize = 128 << 10;
 
 /// What to regulate a session with.
 #[derive(Debug)]
@@ -125,10 +128,14 @@ impl<'m> Rig<'m> {
         let Some(learned) = self.session.learned() else { return Ok(()) };
         let layout = Layout::new(map, learned)?;
         let slices_per_expert = layout.slices().len().div_ceil(map.shape().total_experts().max(1));
+        let piece_bytes = readahead_request_bytes(&Roots::default(), map.path())
+            .ok()
+            .and_then(|bytes| usize::try_from(bytes).ok())
+            .unwrap_or(UNKNOWN_DEVICE_PIECE_BYTES);
         // SAFETY: the mapping belongs to the model, which `'m` keeps alive longer than the session;
         // the store is dropped with the rig, after the governor's thread was joined.
         let (store, dense) =
-            unsafe { MappedStore::new(layout, keeper_of(options.policy), true) };
+            unsafe { MappedStore::new(layout, keeper_of(options.policy), true, piece_bytes) };
         let dense_locked_bytes = match dense {
             DenseLock::Locked(bytes) => bytes,
             DenseLock::Skipped => 0,

@@ -37,3 +37,25 @@ pub fn read_ahead_kb_of_device(roots: &Roots, major: u64, minor: u64) -> Result<
     own.or_else(|_| read_once(block.join("../queue/read_ahead_kb"), single_number))
         .or_else(|_| read_once(backing, single_number))
 }
+
+/// Bytes that the kernel accepts in one readahead request on the device that holds `path`: the
+/// larger of its request size and its readahead. A larger request is cut short silently.
+///
+/// # Errors
+/// As [`read_ahead_kb`].
+pub fn readahead_request_bytes(roots: &Roots, path: &Path) -> Result<u64, SensorError> {
+    let device = fs::metadata(path)
+        .map_err(|e| SensorError::io(path, e))?
+        .dev();
+    let (major, minor) = (major(device), minor(device));
+    let block = roots.sys.join(format!("dev/block/{major}:{minor}"));
+    let own = read_once(block.join("queue/max_sectors_kb"), single_number);
+    let request_kb =
+        own.or_else(|_| read_once(block.join("../queue/max_sectors_kb"), single_number));
+    let readahead_kb = read_ahead_kb_of_device(roots, major, minor);
+    match (request_kb, readahead_kb) {
+        (Ok(request), Ok(readahead)) => Ok(request.max(readahead).saturating_mul(1024)),
+        (Ok(one), Err(_)) | (Err(_), Ok(one)) => Ok(one.saturating_mul(1024)),
+        (Err(error), Err(_)) => Err(error),
+    }
+}

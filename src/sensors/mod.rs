@@ -20,7 +20,7 @@ mod text;
 #[cfg(test)]
 mod text_tests;
 
-pub use block::{read_ahead_kb, read_ahead_kb_of_device};
+pub use block::{read_ahead_kb, read_ahead_kb_of_device, readahead_request_bytes};
 pub use cgroup::CgroupLevel;
 pub use degraded::{Degraded, DegradedReason, DegradedSet};
 pub use error::{ParseError, Problem, SensorError};

@@ -20,6 +20,10 @@ const PINNED: u8 = 2;
 /// The governor is reading, locking or evicting it.
 const BUSY: u8 = 3;
 
+/// Bounds on one readahead request. The upper one is what the kernel cuts its own work into.
+const LEAST_PIECE_BYTES: usize = 64 << 10;
+const MOST_PIECE_BYTES: usize = 2 << 20;
+
 /// Factor on an expert's rank for each use before the next publication.
 const USE_RANK: f32 = 1.4;
 
@@ -51,6 +55,7 @@ pub enum DenseLock {
 pub struct MappedStore {
     layout: Layout,
     keeper: TransitKeeper,
+    piece_bytes: usize,
     states: Vec<AtomicU8>,
     /// Ranks as `f32` bits: published by the governor, raised by the engine on each use.
     ranks: Vec<AtomicU32>,
@@ -69,6 +74,8 @@ impl MappedStore {
     /// Takes over the mapping: expert ranges get no fault-time readahead, dense weights are locked
     /// first when `lock_dense`.
     ///
+    /// `piece_bytes` is the largest readahead request that the kernel does not cut short.
+    ///
     /// # Safety
     /// The mapping that `layout` describes must outlive the store: it is locked, advised and dropped
     /// by address.
@@ -77,17 +84,19 @@ impl MappedStore {
         layout: Layout,
         keeper: TransitKeeper,
         lock_dense: bool,
+        piece_bytes: usize,
     ) -> (Self, DenseLock) {
         for &(address, len) in layout.expert_tensors() {
             // Advice that is refused costs speed only.
             let _ = pages::random(PageRange::inner(address, len));
         }
-        let dense = if lock_dense { lock_dense_ranges(&layout) } else { DenseLock::Skipped };
+        let dense = if lock_dense { lock_dense_ranges(&layout, piece_bytes) } else { DenseLock::Skipped };
         let dense_locked = matches!(dense, DenseLock::Locked(_));
         let experts = layout.shape().total_experts();
         let boundaries = Boundaries::new(layout.slices(), layout.dense(), dense_locked);
         let store = Self {
             keeper,
+            piece_bytes: piece_bytes.clamp(LEAST_PIECE_BYTES, MOST_PIECE_BYTES) & !(pages::page_bytes() - 1),
             states: (0..experts).map(|_| AtomicU8::new(ABSENT)).collect(),
             ranks: (0..experts).map(|_| AtomicU32::new(0)).collect(),
             capacity_bytes: AtomicU64::new(0),
@@ -206,7 +215,7 @@ impl MappedStore {
             for &id in experts {
                 let Some(slice) = self.layout.slices_of(id).nth(part) else { continue };
                 let slice = &self.layout.slices()[slice];
-                pages::will_need(slice.outer())
+                pages::will_need(slice.outer(), self.piece_bytes)
                     .map_err(|errno| StoreError::Read { bytes: slice.len, errno })?;
                 bytes += slice.len as u64;
             }
@@ -436,12 +445,12 @@ impl Drop for MappedStore {
 }
 
 /// Reads and locks the dense weights, all or none.
-fn lock_dense_ranges(layout: &Layout) -> DenseLock {
+fn lock_dense_ranges(layout: &Layout, piece_bytes: usize) -> DenseLock {
     let mut bytes = 0u64;
     let ranges = || layout.dense().iter().map(|&(address, len)| PageRange::outer(address, len));
     for range in ranges() {
         // Locking reads what is missing; reading ahead first is only faster.
-        let _ = pages::will_need(range);
+        let _ = pages::will_need(range, piece_bytes);
         if let Err(errno) = pages::lock(range) {
             for done in ranges() {
                 pages::unlock(done);

@@ -5,10 +5,6 @@ use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::OnceLock;
 
-/// Bytes of one read-ahead request. The kernel clamps a larger one to the device's limit and drops
-/// the rest silently.
-pub(super) const READ_AHEAD_BYTES: usize = 2048 << 10;
-
 /// Size of a page in bytes.
 pub(super) fn page_bytes() -> usize {
     static PAGE: OnceLock<usize> = OnceLock::new();
@@ -91,9 +87,9 @@ fn advise(range: PageRange, advice: libc::c_int) -> Result<(), Errno> {
     Errno::result(unsafe { libc::madvise(range.ptr(), range.len, advice) }).map(drop)
 }
 
-/// Starts reading the range into the page cache, in pieces that the kernel does not clamp.
-pub(super) fn will_need(range: PageRange) -> Result<(), Errno> {
-    range.pieces(READ_AHEAD_BYTES).try_for_each(|piece| advise(piece, libc::MADV_WILLNEED))
+/// Starts reading the range into the page cache, in pieces of at most `piece_bytes`.
+pub(super) fn will_need(range: PageRange, piece_bytes: usize) -> Result<(), Errno> {
+    range.pieces(piece_bytes).try_for_each(|piece| advise(piece, libc::MADV_WILLNEED))
 }
 
 /// Turns fault-time readahead off for the range: what is read is what is asked for.

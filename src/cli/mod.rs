@@ -4,6 +4,7 @@ mod bench;
 mod common;
 mod demo;
 mod inspect;
+mod journal;
 mod profile;
 mod run;
 
@@ -34,6 +35,8 @@ enum Verb {
     Profile(profile::ProfileArgs),
     /// Compare policies on a model: each run a fresh process, in turns, hashes compared
     Bench(Box<bench::BenchArgs>),
+    /// Sum up a journal of decisions, or draw it
+    Journal(journal::JournalArgs),
     /// Make demo material
     #[command(subcommand)]
     Demo(demo::DemoVerb),
@@ -52,6 +55,7 @@ impl Cli {
             Verb::Inspect(args) => inspect::execute(&args),
             Verb::Profile(args) => profile::execute(&args),
             Verb::Bench(args) => bench::execute(&args),
+            Verb::Journal(args) => journal::execute(&args),
             Verb::Demo(verb) => demo::execute(verb),
             Verb::BenchChild => Ok(crate::bench::measure::execute()),
         };

@@ -125,6 +125,7 @@ impl<'m> Rig<'m> {
         let Some(learned) = self.session.learned() else { return Ok(()) };
         let layout = Layout::new(map, learned)?;
         let slices_per_expert = layout.slices().len().div_ceil(map.shape().total_experts().max(1));
+        #[expect(unsafe_code, reason = "only here is it known that the model outlives the store")]
         // SAFETY: the mapping belongs to the model, which `'m` keeps alive longer than the session;
         // the store is dropped with the rig, after the governor's thread was joined.
         let (store, dense) =

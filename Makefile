@@ -11,8 +11,9 @@ TINY           := $(MODELS)/test-8x2-q4_0.gguf
 export HOTPIN  := $(CARGO_TARGET_DIR)/release/hotpin
 export OUT     ?= out
 WASM           := wasm32-unknown-unknown
+PREFIX         ?= /usr/local
 
-.PHONY: all help setup toolchain build dense model large tiny demo test lint wasm deny bench clean
+.PHONY: all help setup toolchain build install dense model large tiny demo test lint wasm deny bench clean
 # The targets share one cargo folder and one machine: cargo uses all cores by itself.
 .NOTPARALLEL:
 
@@ -24,6 +25,7 @@ help:
 	@echo "make lint   fmt, clippy, doc warnings, wasm build of the controllers"
 	@echo "make deny   licences and sources of the dependencies (needs cargo-deny)"
 	@echo "make build  the programs alone, in $(CARGO_TARGET_DIR)/release"
+	@echo "make install  build, and copy the programs to $(PREFIX)/bin"
 	@echo "make large  the 5.5 GB model of the longer benchmark"
 	@echo "make bench  the longer benchmark on it"
 	@echo "make clean  remove $(OUT)/; the cache $(CACHE) stays"
@@ -35,6 +37,9 @@ setup:
 build: setup
 	cargo build --release --workspace
 	@echo "hotpin: $(HOTPIN)"
+
+install: build
+	install -D -m 755 -t "$(DESTDIR)$(PREFIX)/bin" "$(HOTPIN)" "$(CARGO_TARGET_DIR)/release/hotpin-sim"
 
 dense: setup
 	@scripts/fetch-dense.sh "$(DENSE)"
@@ -59,11 +64,10 @@ test: tiny
 	HOTPIN_TEST_DENSE="$(DENSE)" HOTPIN_TEST_MOE="$(TINY)" \
 		cargo test --release --workspace
 
-lint: setup toolchain
+lint: setup toolchain wasm
 	cargo fmt --all --check
 	cargo clippy --release --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --release --workspace --no-deps
-	@$(MAKE) --no-print-directory wasm
 
 # rustfmt and clippy are not part of a minimal toolchain.
 toolchain:

@@ -31,8 +31,7 @@ PY
 bench_in_limit() {
     local errors code=0
     errors=$(mktemp)
-    "$HOTPIN" bench "$@" 2> >(tee "$errors" >&2) || code=$?
-    wait $! 2>/dev/null || true # for tee to have written everything
+    { "$HOTPIN" bench "$@" 2>&1 >&3 | tee "$errors" >&2; } 3>&1 || code=$?
     if [ "$code" -ne 0 ] && grep -q 'cannot limit the runs' "$errors"; then
         heading "No memory limit can be set here, so the runs go without one"
         echo "A limit needs root, or a memory cgroup that this user may write. Without it every policy may use"

@@ -32,7 +32,7 @@ cat <<TEXT
   static    the profile's hottest experts are locked once (HotPin)
   fetch     what the router picked is read at once, nothing is locked
   adaptive  the locked set follows the workload under feedback control
-Each decodes the same $tokens tokens of prose, Rust, Chinese and Python, $repeats times, in turns.
+Each decodes the same $tokens tokens of prose, Rust, Chinese and Python. They take turns; repeats: $repeats.
 TEXT
 started=$SECONDS
 trap - ERR

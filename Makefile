@@ -8,61 +8,85 @@ DENSE          := $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
 DEMO           := $(MODELS)/demo-32x4-q4_0.gguf
 LARGE          := $(MODELS)/demo-64x4-q8_0.gguf
 TINY           := $(MODELS)/test-8x2-q4_0.gguf
-HOTPIN         := $(CARGO_TARGET_DIR)/release/hotpin
-OUT            ?= out
+export HOTPIN  := $(CARGO_TARGET_DIR)/release/hotpin
+export OUT     ?= out
+WASM           := wasm32-unknown-unknown
+PREFIX         ?= /usr/local
 
-.PHONY: all setup build model demo test lint wasm bench large clean help
+.PHONY: all help setup toolchain build install dense model large tiny demo test lint wasm deny bench clean
+# The targets share one cargo folder and one machine: cargo uses all cores by itself.
+.NOTPARALLEL:
 
 all: build
 
 help:
 	@echo "make demo   build, make a demo MoE model, run it in 45% of its size under four policies"
 	@echo "make test   every test"
-	@echo "make lint   fmt, clippy, doc warnings, wasm build of the controllers, licences"
-	@echo "make large  the 5.5 GB model of the longer benchmarks"
+	@echo "make lint   fmt, clippy, doc warnings, wasm build of the controllers"
+	@echo "make deny   licences and sources of the dependencies (needs cargo-deny)"
+	@echo "make build  the programs alone, in $(CARGO_TARGET_DIR)/release"
+	@echo "make install  build, and copy the programs to $(PREFIX)/bin"
+	@echo "make large  the 5.5 GB model of the longer benchmark"
 	@echo "make bench  the longer benchmark on it"
+	@echo "make clean  remove $(OUT)/; the cache $(CACHE) stays"
 
 setup:
 	@scripts/setup.sh
+	@scripts/own-target.sh "$(CARGO_TARGET_DIR)"
 
 build: setup
 	cargo build --release --workspace
+	@echo "hotpin: $(HOTPIN)"
 
-$(DENSE): | setup
+install: build
+	install -D -m 755 -t "$(DESTDIR)$(PREFIX)/bin" "$(HOTPIN)" "$(CARGO_TARGET_DIR)/release/hotpin-sim"
+
+dense: setup
 	@scripts/fetch-dense.sh "$(DENSE)"
 
-# A model is remade only when it is missing: it depends on the program's existence, not its date.
-$(DEMO): $(DENSE) | build
-	$(HOTPIN) demo model --from $(DENSE) --experts 32 --top-k 4 --quant q4_0 --seed 1 -o $@
+# Each model is made again when its builder, its texts or its options have changed.
+model: build dense
+	@scripts/demo-model.sh "$(DEMO)" "$(DENSE)" --experts 32 --top-k 4 --quant q4_0 --seed 1
 
-$(LARGE): $(DENSE) | build
-	$(HOTPIN) demo model --from $(DENSE) --experts 64 --top-k 4 --quant q8_0 --seed 1 -o $@
+large: build dense
+	@scripts/demo-model.sh "$(LARGE)" "$(DENSE)" --experts 64 --top-k 4 --quant q8_0 --seed 1
 
-$(TINY): $(DENSE) | build
-	$(HOTPIN) demo model --from $(DENSE) --experts 8 --top-k 2 --quant q4_0 --seed 1 -o $@
+tiny: build dense
+	@scripts/demo-model.sh "$(TINY)" "$(DENSE)" --experts 8 --top-k 2 --quant q4_0 --seed 1
 
-model: $(DEMO)
+demo: model
+	@scripts/demo.sh "$(DEMO)"
 
-large: $(LARGE)
+bench: large
+	@scripts/bench-large.sh "$(LARGE)"
 
-demo: build $(DEMO)
-	@HOTPIN="$(HOTPIN)" OUT="$(OUT)" scripts/demo.sh "$(DEMO)"
-
-test: build $(TINY)
+test: tiny
 	HOTPIN_TEST_DENSE="$(DENSE)" HOTPIN_TEST_MOE="$(TINY)" \
 		cargo test --release --workspace
 
-lint: setup
+lint: setup toolchain wasm
 	cargo fmt --all --check
 	cargo clippy --release --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --release --workspace --no-deps
-	$(MAKE) wasm
 
+# rustfmt and clippy are not part of a minimal toolchain.
+toolchain:
+	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 || \
+		{ command -v rustup >/dev/null 2>&1 && rustup component add rustfmt clippy; } || \
+		{ echo "lint: rustfmt or clippy is missing; 'rustup component add rustfmt clippy' adds them" >&2; exit 1; }
+
+# That the controllers build for a target without clock, files and threads proves that they use none.
 wasm: setup
-	cargo build --release --target wasm32-unknown-unknown -p hotpin-controllers
+	@test -d "$$(rustc --print sysroot)/lib/rustlib/$(WASM)" || \
+		{ command -v rustup >/dev/null 2>&1 && rustup target add $(WASM); } || \
+		{ echo "wasm: this toolchain has no $(WASM) target; 'rustup target add $(WASM)' adds it" >&2; exit 1; }
+	cargo build --release --target $(WASM) -p hotpin-controllers
 
-bench: build $(LARGE)
-	@HOTPIN="$(HOTPIN)" OUT="$(OUT)" scripts/bench-large.sh "$(LARGE)"
+# Not part of lint: building cargo-deny takes minutes, so it is used where it is there.
+deny:
+	@command -v cargo-deny >/dev/null 2>&1 || \
+		{ echo "deny: cargo-deny is missing; 'cargo install --locked cargo-deny' installs it" >&2; exit 1; }
+	cargo deny check
 
 clean:
 	rm -rf "$(OUT)"

@@ -28,8 +28,3 @@ command -v cargo >/dev/null 2>&1 || {
     echo "setup: Rust is missing; install a toolchain of version 1.90 or newer with rustup" >&2
     exit 1
 }
-# Only the check that the controllers are pure needs this target.
-if command -v rustup >/dev/null 2>&1; then
-    rustup target list --installed | grep -qx wasm32-unknown-unknown ||
-        rustup target add wasm32-unknown-unknown
-fi

@@ -1,9 +1,11 @@
 //! hotpin: Mixture-of-Experts models larger than RAM, with the hot experts kept locked by a
 //! controller that watches routing, faults and memory pressure.
+#![deny(unsafe_code)]
 
 pub mod bench;
 pub mod cli;
 pub mod demo;
+#[allow(unsafe_code)]
 pub mod engine;
 pub mod generate;
 pub mod governor;
@@ -12,6 +14,7 @@ pub mod plant;
 pub mod profile;
 pub mod sensors;
 pub mod size;
+#[allow(unsafe_code)]
 pub mod store;
 pub mod trace;
 pub mod workload;

@@ -1,4 +1,5 @@
 //! The `hotpin` program.
+#![forbid(unsafe_code)]
 
 use clap::Parser;
 use std::process::ExitCode;

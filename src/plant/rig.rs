@@ -132,6 +132,7 @@ impl<'m> Rig<'m> {
             .ok()
             .and_then(|bytes| usize::try_from(bytes).ok())
             .unwrap_or(UNKNOWN_DEVICE_PIECE_BYTES);
+        #[expect(unsafe_code, reason = "only here is it known that the model outlives the store")]
         // SAFETY: the mapping belongs to the model, which `'m` keeps alive longer than the session;
         // the store is dropped with the rig, after the governor's thread was joined.
         let (store, dense) =

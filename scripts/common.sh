@@ -1,0 +1,52 @@
+# What the measuring scripts share. Sourced, not run.
+
+heading() { printf '\n== %s\n' "$*"; }
+
+# Says how far page faults on FILE's disk read ahead, and how to change it. Changes nothing.
+report_read_ahead() {
+    python3 - "$1" <<'PY'
+import os, sys
+number = os.stat(sys.argv[1]).st_dev
+device = os.path.realpath("/sys/dev/block/%d:%d" % (os.major(number), os.minor(number)))
+# A partition has no queue of its own.
+for folder in (device, os.path.dirname(device)):
+    path = os.path.join(folder, "queue", "read_ahead_kb")
+    try:
+        with open(path) as setting:
+            kb = int(setting.read())
+    except (OSError, ValueError):
+        continue
+    print("read_ahead_kb is %d (%s)." % (kb, path))
+    if kb > 128:
+        print("With so much, every page fault of plain llama.cpp reads far more than it uses; Linux's")
+        print("default is 128. To compare at that, as root:  echo 128 > %s" % path)
+    break
+else:
+    print("read_ahead_kb is not known: no block device is found for this file.")
+PY
+}
+
+# Runs `$HOTPIN bench` with the given arguments. Where no memory cgroup can be made, runs it again
+# without a limit, and says what that means.
+bench_in_limit() {
+    local errors code=0
+    errors=$(mktemp)
+    { "$HOTPIN" bench "$@" 2>&1 >&3 | tee "$errors" >&2; } 3>&1 || code=$?
+    if [ "$code" -ne 0 ] && grep -q 'cannot limit the runs' "$errors"; then
+        heading "No memory limit can be set here, so the runs go without one"
+        echo "A limit needs root, or a memory cgroup that this user may write. Without it every policy may use"
+        echo "all of the RAM, and the differences between them mostly vanish: the outputs are still compared,"
+        echo "but the speeds below say nothing about a model that is larger than memory."
+        code=0
+        "$HOTPIN" bench "$@" --no-cgroup || code=$?
+    fi
+    rm -f "$errors"
+    return "$code"
+}
+
+# Tells a failed bench apart and ends the script with its exit code.
+fail_with() {
+    printf '\nThe benchmark failed (exit code %s): %s\n' "$1" \
+        "a run failed, or the outputs of two policies differ; the lines above say which." >&2
+    exit "$1"
+}

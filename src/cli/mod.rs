@@ -12,6 +12,8 @@ use std::process::ExitCode;
 
 /// Exit code of a run that failed.
 const FAILED: u8 = 1;
+/// Exit code of arguments that make no sense.
+const MISUSED: u8 = 2;
 
 /// Runs Mixture-of-Experts GGUF models larger than RAM, keeping the hot experts locked in memory.
 #[derive(Debug, Parser)]
@@ -58,8 +60,9 @@ impl Cli {
         match outcome {
             Ok(code) => code,
             Err(error) => {
-                eprintln!("hotpin: {error:#}");
-                ExitCode::from(FAILED)
+                common::note(&format!("hotpin: {error:#}"));
+                let misused = error.downcast_ref::<common::Usage>().is_some();
+                ExitCode::from(if misused { MISUSED } else { FAILED })
             }
         }
     }
@@ -77,6 +80,7 @@ fn init_log(verbose: u8) {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_target(false)
+        .log_internal_errors(false)
         .without_time()
         .init();
 }

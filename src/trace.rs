@@ -78,12 +78,13 @@ impl Recorder {
     pub fn routed(&mut self, layer: usize, routed: &Routed<'_>) {
         if layer == 0 {
             self.end_batch();
+            // A layer of which nothing is wanted is not heard of again in this micro-batch.
+            self.layers.iter_mut().for_each(Vec::clear);
             self.tokens = routed.tokens;
             self.phase = if routed.batch_tokens == 1 { Phase::Decode } else { Phase::Prefill };
         }
         let first = self.shape.id(layer, 0).0;
         let ids = routed.experts.iter().map(|&e| first + u32::try_from(e).unwrap_or(0));
-        self.layers[layer].clear();
         self.layers[layer].extend(ids);
     }
 

@@ -50,7 +50,7 @@ impl Cli {
     pub fn execute(self) -> ExitCode {
         init_log(self.verbose);
         let outcome = match self.verb {
-            Verb::Run(args) => run::execute(args),
+            Verb::Run(args) => run::execute(&args),
             Verb::Inspect(args) => inspect::execute(&args),
             Verb::Profile(args) => profile::execute(&args),
             Verb::Bench(args) => bench::execute(&args),

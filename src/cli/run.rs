@@ -91,7 +91,7 @@ impl RunArgs {
     }
 }
 
-pub(super) fn execute(args: RunArgs) -> Result<ExitCode> {
+pub(super) fn execute(args: &RunArgs) -> Result<ExitCode> {
     let sampling = args.sampler()?;
     // Before the model is loaded, which may take minutes.
     args.control.control()?;

@@ -1,5 +1,6 @@
 //! Recording a session: every token's routing, in the format that `hotpin-sim` replays.
 
+use crate::engine::Routed;
 use crate::model::ModelMap;
 use hotpin_controllers::ModelShape;
 use hotpin_controllers::trace::{Phase, TraceEncoder, TraceError, TraceHeader};
@@ -29,6 +30,9 @@ pub enum RecordError {
 }
 
 /// Writes a trace as the engine routes. A failing disk ends the recording, never the session.
+///
+/// llama.cpp does not compute the last layer for prompt tokens whose logits nobody wants. A trace
+/// has every layer of every token, so those tokens are left out of it.
 #[derive(Debug)]
 pub struct Recorder {
     path: PathBuf,
@@ -70,26 +74,38 @@ impl Recorder {
         })
     }
 
-    /// One layer of a micro-batch: `experts` are indices in the layer, token by token.
-    pub fn routed(&mut self, layer: usize, experts: &[i32], tokens: usize) {
+    /// One layer of a micro-batch.
+    pub fn routed(&mut self, layer: usize, routed: &Routed<'_>) {
         if layer == 0 {
             self.end_batch();
-            self.tokens = tokens;
-            self.phase = if tokens == 1 { Phase::Decode } else { Phase::Prefill };
+            // A layer of which nothing is wanted is not heard of again in this micro-batch.
+            self.layers.iter_mut().for_each(Vec::clear);
+            self.tokens = routed.tokens;
+            self.phase = if routed.batch_tokens == 1 { Phase::Decode } else { Phase::Prefill };
         }
         let first = self.shape.id(layer, 0).0;
-        self.layers[layer].clear();
-        self.layers[layer].extend(experts.iter().map(|&e| first + u32::try_from(e).unwrap_or(0)));
+        let ids = routed.experts.iter().map(|&e| first + u32::try_from(e).unwrap_or(0));
+        self.layers[layer].extend(ids);
     }
 
-    /// Ends the micro-batch: its tokens are written.
+    /// Forgets the micro-batch: its decode failed.
+    pub fn abandon_batch(&mut self) {
+        self.tokens = 0;
+    }
+
+    /// Ends the micro-batch: those of its tokens that every layer routed are written. They are its
+    /// last ones, since only the last token's logits are asked for, or every token's.
     pub fn end_batch(&mut self) {
         let tokens = std::mem::take(&mut self.tokens);
-        for token in 0..tokens {
+        let top_k = |layer: usize| self.shape.top_k_in(layer) as usize;
+        let rows = |layer: usize| self.layers[layer].len() / top_k(layer).max(1);
+        let whole = (0..self.layers.len()).map(rows).min().unwrap_or(0).min(tokens);
+        for from_end in (1..=whole).rev() {
             self.row.clear();
-            for layer in &self.layers {
-                let k = layer.len() / tokens;
-                self.row.extend(layer.get(token * k..(token + 1) * k).unwrap_or_default());
+            for (layer, ids) in self.layers.iter().enumerate() {
+                let k = self.shape.top_k_in(layer) as usize;
+                let at = ids.len() - from_end * k;
+                self.row.extend_from_slice(&ids[at..at + k]);
             }
             let Some(encoder) = &mut self.encoder else { return };
             if let Err(error) = encoder.push(self.phase, &self.row) {

@@ -36,8 +36,7 @@ const PROMPT_ROOM: u32 = 512;
 pub(super) fn execute(args: &BenchArgs) -> Result<ExitCode> {
     let mut control = common::read_control(args.control.as_deref())?;
     if let Some(size) = &args.capacity {
-        let bytes = crate::size::parse_size(size, common::total_ram()).context("--capacity")?;
-        control.capacity.limit_bytes = Some(bytes);
+        control.capacity.limit_bytes = Some(common::size_of("--capacity", size)?);
     }
     let needed = args.bench.tokens.saturating_add(PROMPT_ROOM).max(1024);
     let passed = Passed {

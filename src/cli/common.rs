@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use hotpin_controllers::{AdaptiveConfig, PolicyKind};
 use indicatif::{ProgressBar, ProgressStyle};
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -107,12 +107,11 @@ impl ControlArgs {
     /// Settings of the control laws from file and flags.
     pub(super) fn control(&self) -> Result<AdaptiveConfig> {
         let mut control = read_control(self.control.as_deref())?;
-        let ram = total_ram();
         if let Some(size) = &self.capacity {
-            control.capacity.limit_bytes = Some(parse_size(size, ram).context("--capacity")?);
+            control.capacity.limit_bytes = Some(size_of("--capacity", size)?);
         }
         if let Some(size) = &self.reserve {
-            control.capacity.host_reserve_bytes = parse_size(size, ram).context("--reserve")?;
+            control.capacity.host_reserve_bytes = size_of("--reserve", size)?;
         }
         Ok(control)
     }
@@ -133,6 +132,29 @@ impl ControlArgs {
             recorder: self.record.as_deref().map(|path| Recorder::create(path, map)).transpose()?,
         })
     }
+}
+
+/// Arguments that parse but make no sense: exit code 2, like those that do not parse.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct Usage(pub(super) String);
+
+/// Reads a size given as the value of `flag`.
+pub(super) fn size_of(flag: &str, text: &str) -> Result<u64> {
+    parse_size(text, total_ram()).map_err(|e| Usage(format!("{flag}: {e}")).into())
+}
+
+/// Prints a result. A reader that went away is no failure.
+pub(super) fn say(text: &str) -> std::io::Result<()> {
+    match writeln!(std::io::stdout(), "{text}") {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => other,
+    }
+}
+
+/// Prints a line for the user on stderr. Where that is gone, nobody is left to tell.
+pub(super) fn note(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 /// Settings of the control laws from a TOML file; defaults without one.
@@ -171,7 +193,7 @@ pub(super) fn assemble<'m>(model: &'m Model, map: &ModelMap, options: RigOptions
     bar.finish_and_clear();
     let rig = rig?;
     for note in &rig.notes {
-        eprintln!("hotpin: {note}");
+        self::note(&format!("hotpin: {note}"));
     }
     Ok(rig)
 }

@@ -1,5 +1,6 @@
 //! `hotpin demo`: demo material.
 
+use super::common;
 use crate::demo::{self, ModelArgs, Options};
 use anyhow::Result;
 use clap::Subcommand;
@@ -25,7 +26,7 @@ pub(super) fn execute(verb: DemoVerb) -> Result<ExitCode> {
         }
         bar(step)
     })?;
-    println!("{report}");
+    common::say(&report.to_string())?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -1,5 +1,6 @@
 //! `hotpin inspect`: what a model file holds, and whether it fits this machine.
 
+use super::common;
 use crate::model::{Inspection, Memory, ModelMap};
 use crate::sensors::{Roots, Sensors};
 use anyhow::Result;
@@ -21,11 +22,9 @@ pub(super) struct InspectArgs {
 pub(super) fn execute(args: &InspectArgs) -> Result<ExitCode> {
     let map = ModelMap::open(&args.model)?;
     let report = Inspection::new(&map, memory());
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
-        println!("{report}");
-    }
+    let text =
+        if args.json { serde_json::to_string_pretty(&report)? } else { report.to_string() };
+    common::say(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 

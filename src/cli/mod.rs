@@ -13,6 +13,8 @@ use std::process::ExitCode;
 
 /// Exit code of a run that failed.
 const FAILED: u8 = 1;
+/// Exit code of arguments that make no sense.
+const MISUSED: u8 = 2;
 
 /// Runs Mixture-of-Experts GGUF models larger than RAM, keeping the hot experts locked in memory.
 #[derive(Debug, Parser)]
@@ -51,7 +53,7 @@ impl Cli {
     pub fn execute(self) -> ExitCode {
         init_log(self.verbose);
         let outcome = match self.verb {
-            Verb::Run(args) => run::execute(args),
+            Verb::Run(args) => run::execute(&args),
             Verb::Inspect(args) => inspect::execute(&args),
             Verb::Profile(args) => profile::execute(&args),
             Verb::Bench(args) => bench::execute(&args),
@@ -62,8 +64,9 @@ impl Cli {
         match outcome {
             Ok(code) => code,
             Err(error) => {
-                eprintln!("hotpin: {error:#}");
-                ExitCode::from(FAILED)
+                common::note(&format!("hotpin: {error:#}"));
+                let misused = error.downcast_ref::<common::Usage>().is_some();
+                ExitCode::from(if misused { MISUSED } else { FAILED })
             }
         }
     }
@@ -81,6 +84,7 @@ fn init_log(verbose: u8) {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_target(false)
+        .log_internal_errors(false)
         .without_time()
         .init();
 }

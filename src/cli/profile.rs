@@ -55,7 +55,7 @@ pub(super) fn execute(args: &ProfileArgs) -> Result<ExitCode> {
         );
         for window in wanted.chunks(options.n_ctx as usize) {
             session.clear();
-            session.decode(window)?;
+            session.decode_every_row(window)?;
         }
         total += wanted.len();
         eprintln!("{}: {} tokens", path.display(), wanted.len());
@@ -64,7 +64,11 @@ pub(super) fn execute(args: &ProfileArgs) -> Result<ExitCode> {
     let counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
     let profile = Profile::new(&map, &counts, total as u64);
     profile.save(&args.output)?;
-    println!("{}: {total} tokens, {}", args.output.display(), skew(map.shape(), &counts));
+    common::say(&format!(
+        "{}: {total} tokens, {}",
+        args.output.display(),
+        skew(map.shape(), &counts)
+    ))?;
     Ok(ExitCode::SUCCESS)
 }
 

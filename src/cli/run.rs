@@ -1,6 +1,6 @@
 //! `hotpin run`: generate text.
 
-use super::common::{self, ControlArgs, EngineArgs};
+use super::common::{self, ControlArgs, EngineArgs, Usage};
 use crate::engine::{Model, Sampler, SamplerOptions};
 use crate::generate::{Generation, Stop, generate};
 use crate::plant::Rig;
@@ -53,10 +53,15 @@ pub(super) struct RunArgs {
 
 impl RunArgs {
     fn sampler(&self) -> Result<SamplerOptions> {
-        ensure!(self.temp >= 0.0 && self.temp.is_finite(), "--temp must be 0 or more");
-        ensure!(self.top_p > 0.0 && self.top_p <= 1.0, "--top-p must be above 0 and at most 1");
-        ensure!((0.0..=1.0).contains(&self.min_p), "--min-p must be between 0 and 1");
-        ensure!(self.stop.iter().all(|s| !s.is_empty()), "--stop must not be empty");
+        let checks = [
+            (self.temp >= 0.0 && self.temp.is_finite(), "--temp must be 0 or more"),
+            (self.top_p > 0.0 && self.top_p <= 1.0, "--top-p must be above 0 and at most 1"),
+            ((0.0..=1.0).contains(&self.min_p), "--min-p must be between 0 and 1"),
+            (self.stop.iter().all(|s| !s.is_empty()), "--stop must not be empty"),
+        ];
+        if let Some((_, wrong)) = checks.into_iter().find(|(fits, _)| !fits) {
+            return Err(Usage(wrong.to_owned()).into());
+        }
         Ok(SamplerOptions {
             temperature: self.temp,
             top_p: self.top_p,
@@ -86,8 +91,10 @@ impl RunArgs {
     }
 }
 
-pub(super) fn execute(args: RunArgs) -> Result<ExitCode> {
+pub(super) fn execute(args: &RunArgs) -> Result<ExitCode> {
     let sampling = args.sampler()?;
+    // Before the model is loaded, which may take minutes.
+    args.control.control()?;
     let text = args.prompt_text()?;
     let (map, model) = common::load(&args.model)?;
     let tokens = args.tokens(&model, &text)?;
@@ -114,7 +121,7 @@ pub(super) fn execute(args: RunArgs) -> Result<ExitCode> {
 
 fn report(rig: &Rig<'_>, generation: &Generation) {
     let totals = rig.counters.totals();
-    eprintln!(
+    common::note(&format!(
         "\nprompt {} tokens in {:.2} s ({:.1} tok/s), answer {} tokens in {:.2} s ({:.1} tok/s){}",
         generation.prompt_tokens,
         generation.prompt_s,
@@ -127,7 +134,7 @@ fn report(rig: &Rig<'_>, generation: &Generation) {
             Stop::Context => ", stopped because the context is full (a larger -c holds more)",
             Stop::End | Stop::Text | Stop::Reader => "",
         }
-    );
+    ));
     let routed = totals.hits + totals.misses;
     if routed == 0 {
         return;
@@ -136,13 +143,13 @@ fn report(rig: &Rig<'_>, generation: &Generation) {
     let (hit, stall_s) = (totals.hits as f64 / routed as f64, totals.stall_ns as f64 / 1e9);
     if let Some(governor) = &rig.governor {
         let status = governor.status();
-        eprintln!(
+        common::note(&format!(
             "experts: {:.1}% resident when routed, waited {stall_s:.2} s for the rest; {} pinned, {} in transit, capacity {} set by {}",
             hit * 100.0,
             crate::size::format_bytes(status.pinned_bytes),
             crate::size::format_bytes(status.transit_bytes),
             crate::size::format_bytes(status.decision.capacity_bytes),
             status.decision.binding.label(),
-        );
+        ));
     }
 }

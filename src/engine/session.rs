@@ -29,6 +29,18 @@ pub struct Session<'m> {
     streams: Option<bool>,
 }
 
+/// Tokens of one batch when every row's logits are computed: they are kept until the next decode,
+/// and a vocabulary of 150,000 takes 600 KB a row.
+const EVERY_ROW_TOKENS: usize = 64;
+
+/// Of which tokens of a batch the logits are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Logits {
+    None,
+    Last,
+    Every,
+}
+
 /// Owner of the tap that the context points to.
 #[derive(Debug)]
 struct TapHandle(NonNull<Tap>);
@@ -138,40 +150,69 @@ impl<'m> Session<'m> {
     /// expert bytes could not be had; [`EngineError::Decode`] when llama.cpp failed. After an error
     /// the context must be cleared.
     pub fn decode(&mut self, tokens: &[Token]) -> Result<(), EngineError> {
+        self.decode_in(tokens, self.context.n_batch() as usize, Logits::Last)
+    }
+
+    /// Decodes `tokens` so that every layer routes every one of them. [`Self::decode`] asks for the
+    /// logits of the last token alone, and then llama.cpp skips the others in the last layer.
+    ///
+    /// # Errors
+    /// As [`Self::decode`].
+    pub fn decode_every_row(&mut self, tokens: &[Token]) -> Result<(), EngineError> {
+        let chunk = EVERY_ROW_TOKENS.min(self.context.n_batch() as usize);
+        self.decode_in(tokens, chunk, Logits::Every)
+    }
+
+    fn decode_in(
+        &mut self,
+        tokens: &[Token],
+        chunk: usize,
+        logits: Logits,
+    ) -> Result<(), EngineError> {
         let n_ctx = self.context.n_ctx() as usize;
         if self.position + tokens.len() > n_ctx {
             return Err(EngineError::ContextFull { used: self.position, wanted: tokens.len(), n_ctx });
         }
-        let chunk = self.context.n_batch() as usize;
         for (i, part) in tokens.chunks(chunk).enumerate() {
             let last_part = (i + 1) * chunk >= tokens.len();
-            self.decode_part(part, last_part)?;
+            let logits = if logits == Logits::Last && !last_part { Logits::None } else { logits };
+            self.decode_part(part, logits)?;
         }
         Ok(())
     }
 
-    fn decode_part(&mut self, tokens: &[Token], want_logits: bool) -> Result<(), EngineError> {
+    fn decode_part(&mut self, tokens: &[Token], want: Logits) -> Result<(), EngineError> {
         let fail = |e: String| EngineError::Decode(e);
         self.batch.clear();
         for (i, &token) in tokens.iter().enumerate() {
             let position = i32::try_from(self.position + i).map_err(|e| fail(e.to_string()))?;
-            let logits = want_logits && i + 1 == tokens.len();
+            let logits = match want {
+                Logits::None => false,
+                Logits::Last => i + 1 == tokens.len(),
+                Logits::Every => true,
+            };
             self.batch
                 .add(LlamaToken(token), position, &[0], logits)
                 .map_err(|e| fail(e.to_string()))?;
         }
         let started = Instant::now();
         if let Some(tap) = &mut self.tap {
-            tap.get_mut().begin();
+            tap.get_mut().begin(tokens.len());
         }
         let result = self.context.decode(&mut self.batch);
         // llama_decode returns with work still queued; logits and timings need it done.
         self.context.synchronize();
         let decode_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        if let Some(cause) = self.poison.take() {
-            return Err(EngineError::Poisoned(cause));
+        let outcome = match self.poison.take() {
+            Some(cause) => Err(EngineError::Poisoned(cause)),
+            None => result.map_err(|e| fail(e.to_string())),
+        };
+        if outcome.is_err() {
+            if let Some(tap) = &mut self.tap {
+                tap.get_mut().abandon();
+            }
+            return outcome;
         }
-        result.map_err(|e| fail(e.to_string()))?;
         self.position += tokens.len();
         if let Some(tap) = &mut self.tap {
             tap.get_mut().end(tokens.len(), decode_ns);

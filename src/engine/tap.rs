@@ -19,8 +19,11 @@ pub struct Routed<'a> {
     pub block: u32,
     /// Expert indices, `tokens` rows of `top_k`, as the router gave them.
     pub experts: &'a [i32],
-    /// Tokens in the micro-batch.
+    /// Rows of `experts`. Below the micro-batch's tokens in a last layer, which llama.cpp computes
+    /// only for the tokens whose logits are wanted.
     pub tokens: usize,
+    /// Tokens of the whole decode: 1 when one token is decoded, more in a prompt.
+    pub batch_tokens: usize,
     /// Time from the answer to the layer before (or the start of the decode) to now, ns: that
     /// layer's expert matmuls and what follows them.
     pub since_last_ns: u64,
@@ -38,6 +41,9 @@ pub trait RouteSink: Send {
     /// Called after each decode with the time since the last layer's answer and the decode's whole
     /// time, ns.
     fn decoded(&mut self, tokens: usize, since_last_ns: u64, decode_ns: u64);
+
+    /// Called after a decode that failed: what was routed in it does not count.
+    fn abandoned(&mut self) {}
 
     /// Whether the last decode had to fetch experts.
     fn streams(&self) -> bool;
@@ -83,6 +89,7 @@ pub(super) struct Tap {
     learned: Learned,
     sink: Option<Box<dyn RouteSink>>,
     experts: Vec<i32>,
+    batch_tokens: usize,
     last: Instant,
     poison: Arc<Poison>,
 }
@@ -101,6 +108,7 @@ impl Tap {
             learned: Learned::default(),
             sink: None,
             experts: Vec::new(),
+            batch_tokens: 0,
             last: Instant::now(),
             poison,
         }
@@ -121,9 +129,17 @@ impl Tap {
         self.sink.as_deref()
     }
 
-    /// Marks the start of a decode.
-    pub(super) fn begin(&mut self) {
+    /// Marks the start of a decode of `tokens`.
+    pub(super) fn begin(&mut self, tokens: usize) {
+        self.batch_tokens = tokens;
         self.last = Instant::now();
+    }
+
+    /// Marks the end of a decode that failed.
+    pub(super) fn abandon(&mut self) {
+        if let Some(sink) = &mut self.sink {
+            sink.abandoned();
+        }
     }
 
     /// Marks the end of a decode that began `decode_ns` ago.
@@ -223,6 +239,7 @@ impl Tap {
             block,
             experts: &self.experts,
             tokens,
+            batch_tokens: self.batch_tokens,
             since_last_ns: nanos(self.last),
         };
         let answer = sink.routed(&routed);

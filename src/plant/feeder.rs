@@ -84,7 +84,7 @@ impl Feeder {
             }
             self.seen[id.index()] = self.round;
             self.routed.push(id);
-            if routed.tokens == 1 {
+            if routed.batch_tokens == 1 {
                 self.counters.routed_in_decode(id.index());
             } else {
                 self.counters.routed_in_prefill(id.index());
@@ -115,14 +115,14 @@ impl Feeder {
 
 impl RouteSink for Feeder {
     fn routed(&mut self, routed: &Routed<'_>) -> Result<(), String> {
-        if routed.tokens == 1 {
+        if routed.batch_tokens == 1 {
             self.settle(routed.since_last_ns);
         }
         let layer = self.layer_of_block.get(routed.block as usize).copied().flatten();
         let Some(layer) = layer else { return Ok(()) };
         self.collect(layer, routed).map_err(|e| e.to_string())?;
         if let Some(recorder) = &mut self.recorder {
-            recorder.routed(layer, routed.experts, routed.tokens);
+            recorder.routed(layer, routed);
         }
         let started = Instant::now();
         let found = self.store.fetch(&self.routed).map_err(|e| e.to_string())?;
@@ -132,7 +132,7 @@ impl RouteSink for Feeder {
         if found.misses > 0 {
             self.counters.stalled(fetch_ns);
         }
-        if routed.tokens == 1 {
+        if routed.batch_tokens == 1 {
             self.last = Some((layer, found.pinned_hits as usize == self.routed.len()));
         }
         Ok(())
@@ -149,6 +149,13 @@ impl RouteSink for Feeder {
         self.counters.decoded(tokens as u64, decode_ns);
         self.quiet_tokens = if self.missed { 0 } else { self.quiet_tokens.saturating_add(1) };
         self.missed = false;
+    }
+
+    fn abandoned(&mut self) {
+        self.last = None;
+        if let Some(recorder) = &mut self.recorder {
+            recorder.abandon_batch();
+        }
     }
 
     fn streams(&self) -> bool {

@@ -12,7 +12,7 @@ use hotpin_controllers::{ExpertId, Held, Residence};
 use nix::errno::Errno;
 use std::os::fd::AsFd;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 const ABSENT: u8 = 0;
 const TRANSIT: u8 = 1;
@@ -67,7 +67,7 @@ pub struct MappedStore {
     boundaries: Mutex<Boundaries>,
     /// The engine's scratch for choosing victims.
     victims: Mutex<Vec<(f32, u32)>>,
-    dense_locked: bool,
+    dense_locked: AtomicBool,
 }
 
 impl MappedStore {
@@ -105,7 +105,7 @@ impl MappedStore {
             shortfall_bytes: AtomicU64::new(0),
             boundaries: Mutex::new(boundaries),
             victims: Mutex::new(Vec::with_capacity(experts)),
-            dense_locked,
+            dense_locked: AtomicBool::new(dense_locked),
             layout,
         };
         (store, dense)
@@ -259,7 +259,7 @@ impl MappedStore {
                 }
             }
         }
-        if self.dense_locked {
+        if self.dense_locked.load(Acquire) {
             for &(address, len) in self.layout.dense() {
                 let range = PageRange::outer(address, len);
                 if meets(range) {
@@ -430,17 +430,17 @@ impl ExpertStore for MappedStore {
         for index in 0..self.states.len() {
             self.unpin(expert_id(index));
         }
+        if self.dense_locked.swap(false, AcqRel) {
+            for &(address, len) in self.layout.dense() {
+                pages::unlock(PageRange::outer(address, len));
+            }
+        }
     }
 }
 
 impl Drop for MappedStore {
     fn drop(&mut self) {
         self.unlock_all();
-        if self.dense_locked {
-            for &(address, len) in self.layout.dense() {
-                pages::unlock(PageRange::outer(address, len));
-            }
-        }
     }
 }
 

@@ -115,6 +115,6 @@ pub trait ExpertStore: Send + Sync + std::fmt::Debug {
     /// Residence of every expert, by the books.
     fn residence_into(&self, out: &mut [Residence]);
 
-    /// Unlocks everything.
+    /// Unlocks everything, dense weights included, for good: nothing is pinned after it.
     fn unlock_all(&self);
 }

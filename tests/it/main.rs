@@ -3,5 +3,9 @@
 mod bench_parent;
 mod demo_model;
 mod gguf_writer;
+mod live_cli;
+mod live_engine;
+mod live_store;
 mod model_map;
 mod sensors;
+mod support;

@@ -1,0 +1,431 @@
+//! The running engine: equal bits under every policy, counters, and what happens when something
+//! fails in the middle.
+
+use super::support::{
+    self, Loaded, NEVER, decode_hashed, engine_options, forced_hash, locked_bytes,
+};
+use hotpin::engine::{EngineError, RouteSink, Routed, Session, Token};
+use hotpin::governor::{Governor, GovernorOptions, Journal, Regulated};
+use hotpin::plant::Rig;
+use hotpin::sensors::Roots;
+use hotpin::trace::Recorder;
+use hotpin_controllers::trace::{Phase, Trace};
+use hotpin_controllers::{Action, Decision, ExpertId, Observation, Policy, PolicyKind, Reason};
+use sha2::{Digest, Sha256};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+const TICK: Duration = Duration::from_millis(20);
+
+/// Hash over what a rig computes: `decoded` tokens one by one, then in an empty context a prompt of 100
+/// tokens at once and what follows it.
+fn bits(rig: &mut Rig<'_>, tokens: &[Token], decoded: usize) -> String {
+    let decoded = forced_hash(&mut rig.session, &tokens[..decoded]);
+    rig.session.clear();
+    let mut hash = Sha256::new();
+    decode_hashed(&mut rig.session, &tokens[..100], &mut hash);
+    for token in &tokens[100..102] {
+        decode_hashed(&mut rig.session, std::slice::from_ref(token), &mut hash);
+    }
+    format!("{decoded} {:x}", hash.finalize())
+}
+
+#[test]
+fn every_policy_computes_the_same_bits_however_little_it_may_keep() {
+    let name = "every_policy_computes_the_same_bits_however_little_it_may_keep";
+    let Some(loaded) = support::loaded(name) else {
+        return;
+    };
+    let tokens = loaded.tokens(102);
+    let mut plain = loaded.rig(PolicyKind::Off, None, TICK);
+    // Where nearly every byte is read again for every token, fewer tokens do.
+    let [stock, stock_of_few] = [24, 8].map(|decoded| bits(&mut plain, &tokens, decoded));
+    drop(plain);
+    let third = loaded.map.shape().total_bytes() * 3 / 10;
+    let one_layer = 2 * loaded.expert_bytes();
+    let cases = [
+        (PolicyKind::Fetch, third),
+        (PolicyKind::Static, third),
+        (PolicyKind::Lru, third),
+        (PolicyKind::Lru, one_layer),
+        (PolicyKind::Adaptive, third),
+        (PolicyKind::Adaptive, one_layer),
+    ];
+    for (policy, limit_bytes) in cases {
+        let what = format!("{policy} with {limit_bytes} bytes");
+        let mut rig = loaded.rig(policy, Some(limit_bytes), TICK);
+        let (decoded, expected) = if limit_bytes == one_layer {
+            (8, &stock_of_few)
+        } else {
+            (24, &stock)
+        };
+        assert_eq!(&bits(&mut rig, &tokens, decoded), expected, "{what}");
+        let status = rig.governor.as_ref().expect("governor").status();
+        assert_eq!(status.failed, None, "{what}");
+        assert!(status.decision.capacity_bytes <= limit_bytes, "{what}");
+        assert!(status.pinned_bytes <= limit_bytes, "{what}");
+        check_eviction(&loaded, &rig, policy, limit_bytes, &what);
+    }
+}
+
+/// The capacity must have been too small for what was routed, or the test shows nothing.
+fn check_eviction(
+    loaded: &Loaded,
+    rig: &Rig<'_>,
+    policy: PolicyKind,
+    limit_bytes: u64,
+    what: &str,
+) {
+    if !matches!(policy, PolicyKind::Adaptive | PolicyKind::Lru) {
+        return;
+    }
+    let shape = loaded.map.shape();
+    let mut decode = vec![0; shape.total_experts()];
+    let mut prefill = decode.clone();
+    rig.counters.decode_into(&mut decode);
+    rig.counters.prefill_into(&mut prefill);
+    let used = (0..decode.len())
+        .filter(|&i| decode[i] + prefill[i] > 0)
+        .count() as u64;
+    let totals = rig.counters.totals();
+    assert!(
+        used * loaded.expert_bytes() > limit_bytes,
+        "{what}: {used} experts were used"
+    );
+    assert!(
+        totals.misses > used,
+        "{what}: {} misses of {used} experts, so none was evicted",
+        totals.misses
+    );
+    // One layer's experts of the last batch may be above it; they are in use.
+    let store = rig.store.as_ref().expect("store");
+    store.trim();
+    let held = store.held();
+    assert!(
+        held.pinned_bytes + held.transit_bytes <= limit_bytes,
+        "{what}: {held:?}"
+    );
+}
+
+#[test]
+fn the_thread_pools_that_follow_residence_compute_stock_bits() {
+    let name = "the_thread_pools_that_follow_residence_compute_stock_bits";
+    let Some(loaded) = support::loaded(name) else {
+        return;
+    };
+    let tokens = loaded.tokens(10);
+    let hash_of = |policy, limit_bytes| {
+        let mut options = loaded.rig_options(policy, limit_bytes, TICK);
+        options.engine.threads = 2;
+        let mut rig =
+            Rig::assemble(loaded.model, loaded.map, options, &mut |_, _| {}).expect("rig");
+        forced_hash(&mut rig.session, &tokens)
+    };
+    let stock = hash_of(PolicyKind::Off, None);
+    // All resident: the pool spins from the ninth token on.
+    assert_eq!(hash_of(PolicyKind::Adaptive, None), stock);
+    assert_eq!(
+        hash_of(
+            PolicyKind::Adaptive,
+            Some(loaded.map.shape().total_bytes() / 4)
+        ),
+        stock
+    );
+}
+
+#[test]
+fn counters_and_recording_tell_the_routing_of_every_token() {
+    let name = "counters_and_recording_tell_the_routing_of_every_token";
+    let Some(loaded) = support::loaded(name) else {
+        return;
+    };
+    let shape = loaded.map.shape();
+    let folder = tempfile::tempdir().expect("temp dir");
+    let path = folder.path().join("trace");
+    let mut options = loaded.rig_options(PolicyKind::Adaptive, Some(shape.total_bytes() / 3), TICK);
+    options.recorder = Some(Recorder::create(&path, loaded.map).expect("recorder"));
+    // A prompt of 33 tokens ends in a micro-batch of one, which is no decoded token for that.
+    options.engine.n_ubatch = 16;
+    let mut rig = Rig::assemble(loaded.model, loaded.map, options, &mut |_, _| {}).expect("rig");
+    let tokens = loaded.tokens(33);
+    let experts = shape.total_experts();
+    let mut counts = vec![0; experts];
+    rig.session.decode(&tokens).expect("prompt");
+    rig.counters.decode_into(&mut counts);
+    assert_eq!(
+        counts.iter().sum::<u32>(),
+        0,
+        "a prompt is not decoded token by token"
+    );
+    for token in &tokens[..20] {
+        rig.session
+            .decode(std::slice::from_ref(token))
+            .expect("decode");
+    }
+    rig.counters.decode_into(&mut counts);
+    assert_eq!(counts.iter().sum::<u32>(), 20 * shape.routed_per_token());
+    for layer in 0..shape.layers() {
+        let first = shape.id(layer, 0).index();
+        let own = &counts[first..first + shape.experts_in(layer) as usize];
+        assert_eq!(
+            own.iter().sum::<u32>(),
+            20 * shape.top_k_in(layer),
+            "layer {layer}"
+        );
+    }
+    let totals = rig.counters.totals();
+    assert_eq!((totals.decode_tokens, totals.prefill_tokens), (20, 33));
+    let mut prefill = vec![0; experts];
+    rig.counters.prefill_into(&mut prefill);
+    let seen = u64::from(counts.iter().sum::<u32>() + prefill.iter().sum::<u32>());
+    assert_eq!(
+        totals.hits + totals.misses,
+        seen,
+        "each routed expert is a hit or a miss"
+    );
+    drop(rig);
+
+    let trace = Trace::decode(&std::fs::read(&path).expect("read")).expect("trace");
+    assert_eq!(&trace.header.shape, shape);
+    assert_eq!(trace.header.dense_bytes, loaded.map.dense_bytes());
+    let mut replayed = vec![0; experts];
+    let decoded = (0..trace.tokens()).filter(|&token| trace.phase(token) == Phase::Decode);
+    let mut decoded_tokens = 0;
+    for token in decoded {
+        decoded_tokens += 1;
+        trace
+            .token(token)
+            .iter()
+            .for_each(|&id| replayed[id as usize] += 1);
+    }
+    assert_eq!(decoded_tokens, 20);
+    assert_eq!(replayed, counts);
+    assert_eq!(
+        trace.tokens(),
+        21,
+        "of the prompt, the token that every layer routed"
+    );
+    assert_eq!(trace.phase(0), Phase::Prefill);
+}
+
+#[test]
+fn every_layer_routes_every_token_when_every_row_is_wanted() {
+    let name = "every_layer_routes_every_token_when_every_row_is_wanted";
+    let Some(loaded) = support::loaded(name) else {
+        return;
+    };
+    let mut session = Session::new(loaded.model, &engine_options(), true).expect("session");
+    session.warm_up().expect("warm-up");
+    let sink = Troubled::new(u32::MAX, Trouble::Fail);
+    let rows = Arc::clone(&sink.rows);
+    session.route_to(Box::new(sink));
+    session
+        .decode_every_row(&loaded.tokens(70))
+        .expect("decode");
+    let rows = rows.lock().expect("rows");
+    assert_eq!(rows.len(), loaded.map.layers().len());
+    assert!(rows.iter().all(|&(_, rows)| rows == 70), "{rows:?}");
+}
+
+#[derive(Clone, Copy)]
+enum Trouble {
+    Fail,
+    Panic,
+}
+
+/// A sink that fails at one block, as often as it is armed.
+struct Troubled {
+    block: u32,
+    trouble: Trouble,
+    armed: Arc<AtomicU32>,
+    abandoned: Arc<AtomicU32>,
+    /// Rows seen of each block.
+    rows: Arc<Mutex<Vec<(u32, usize)>>>,
+}
+
+impl Troubled {
+    fn new(block: u32, trouble: Trouble) -> Self {
+        Self {
+            block,
+            trouble,
+            armed: Arc::default(),
+            abandoned: Arc::default(),
+            rows: Arc::default(),
+        }
+    }
+}
+
+impl RouteSink for Troubled {
+    fn routed(&mut self, routed: &Routed<'_>) -> Result<(), String> {
+        let mut rows = self.rows.lock().expect("rows");
+        match rows.iter_mut().find(|(block, _)| *block == routed.block) {
+            Some((_, rows)) => *rows += routed.tokens,
+            None => rows.push((routed.block, routed.tokens)),
+        }
+        drop(rows);
+        if routed.block != self.block || self.armed.load(Relaxed) == 0 {
+            return Ok(());
+        }
+        self.armed.fetch_sub(1, Relaxed);
+        match self.trouble {
+            Trouble::Fail => Err(format!("no bytes for block {}", routed.block)),
+            Trouble::Panic => panic!("sink gave way at block {}", routed.block),
+        }
+    }
+
+    fn decoded(&mut self, _: usize, _: u64, _: u64) {}
+
+    fn abandoned(&mut self) {
+        self.abandoned.fetch_add(1, Relaxed);
+    }
+
+    fn streams(&self) -> bool {
+        true
+    }
+}
+
+/// A sink that fails at `block` stops that decode and no other.
+fn check_trouble(loaded: &Loaded, block: u32, trouble: Trouble, expect: &str) {
+    let tokens = loaded.tokens(12);
+    let mut session = Session::new(loaded.model, &engine_options(), true).expect("session");
+    session.warm_up().expect("warm-up");
+    let sink = Troubled::new(block, trouble);
+    let (armed, abandoned) = (Arc::clone(&sink.armed), Arc::clone(&sink.abandoned));
+    session.route_to(Box::new(sink));
+    let healthy = forced_hash(&mut session, &tokens[..6]);
+    for part in [&tokens[6..7], &tokens[..]] {
+        let position = session.position();
+        armed.store(1, Relaxed);
+        let error = session.decode(part).expect_err("poisoned");
+        let EngineError::Poisoned(cause) = &error else {
+            panic!("{error}")
+        };
+        assert!(cause.contains(expect), "{cause}");
+        assert_eq!(session.position(), position, "nothing was added");
+        assert!(!session.poison().is_set(), "the next decode starts clean");
+        assert_eq!(
+            forced_hash(&mut session, &tokens[..6]),
+            healthy,
+            "block {block}"
+        );
+    }
+    assert_eq!(abandoned.load(Relaxed), 2);
+}
+
+#[test]
+fn a_sink_that_fails_stops_the_decode_with_its_cause() {
+    let Some(loaded) = support::loaded("a_sink_that_fails_stops_the_decode_with_its_cause") else {
+        return;
+    };
+    for block in [0, 17, 29] {
+        check_trouble(
+            &loaded,
+            block,
+            Trouble::Fail,
+            &format!("no bytes for block {block}"),
+        );
+    }
+}
+
+#[test]
+fn a_sink_that_panics_stops_the_decode_and_not_the_program() {
+    let name = "a_sink_that_panics_stops_the_decode_and_not_the_program";
+    let Some(loaded) = support::loaded(name) else {
+        return;
+    };
+    check_trouble(
+        &loaded,
+        11,
+        Trouble::Panic,
+        "panicked: sink gave way at block 11",
+    );
+}
+
+/// Pins some experts, then loses its mind.
+struct Doomed {
+    ticks: u32,
+    scores: Vec<f32>,
+}
+
+impl Policy for Doomed {
+    fn name(&self) -> &'static str {
+        "doomed"
+    }
+
+    fn tick(&mut self, _: &Observation<'_>, out: &mut Decision) {
+        out.clear();
+        out.capacity_bytes = u64::MAX;
+        self.ticks += 1;
+        assert!(self.ticks < 4, "the policy has lost its mind");
+        let pin = |n: u32| Action {
+            expert: ExpertId(n),
+            reason: Reason::Fill,
+            score: 1.0,
+        };
+        out.pin = (0..40).map(|n| pin(n * 6)).collect();
+    }
+
+    fn scores(&self) -> &[f32] {
+        &self.scores
+    }
+}
+
+#[test]
+fn a_governor_that_panics_unlocks_everything_and_the_session_goes_on() {
+    let name = "a_governor_that_panics_unlocks_everything_and_the_session_goes_on";
+    let Some(loaded) = support::loaded(name) else {
+        return;
+    };
+    let before = locked_bytes();
+    let tokens = loaded.tokens(8);
+    let mut rig = loaded.rig(PolicyKind::Fetch, None, NEVER);
+    let healthy = forced_hash(&mut rig.session, &tokens);
+    let store = rig.store.clone().expect("store");
+    let dense = locked_bytes();
+    let shape = loaded.map.shape().clone();
+    let governor = Governor::start(
+        GovernorOptions {
+            tick: TICK,
+            roots: Roots::default(),
+            dense_locked_bytes: dense - before,
+            slices_per_expert: 3,
+        },
+        Regulated {
+            store: Arc::clone(&store),
+            counters: Arc::clone(&rig.counters),
+            shape: shape.clone(),
+        },
+        Box::new(Doomed {
+            ticks: 0,
+            scores: vec![0.0; shape.total_experts()],
+        }),
+        Journal::new(None),
+        &mut |_, _| {},
+    )
+    .expect("governor");
+    assert!(
+        locked_bytes() >= dense + 40 * loaded.expert_bytes(),
+        "the first decision is carried out"
+    );
+    support::wait_until("the governor to fail", || {
+        governor.status().failed.is_some()
+    });
+    let status = governor.status();
+    let said = status.failed.expect("failed");
+    assert!(
+        said.contains("panicked") && said.contains("unlocked"),
+        "{said}"
+    );
+    assert_eq!(
+        locked_bytes(),
+        before,
+        "everything is unlocked, dense weights too"
+    );
+    assert_eq!(store.held().pinned_bytes, 0);
+    assert_eq!(forced_hash(&mut rig.session, &tokens), healthy);
+    drop(governor);
+    drop(store);
+    drop(rig);
+    assert_eq!(locked_bytes(), before);
+}

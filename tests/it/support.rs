@@ -1,0 +1,298 @@
+//! What the tests of the running engine share: the test model, the program, and the kernel's books.
+
+use hotpin::engine::{EngineOptions, Model, Session, Token};
+use hotpin::governor::Journal;
+use hotpin::model::ModelMap;
+use hotpin::plant::{Rig, RigOptions};
+use hotpin_controllers::{AdaptiveConfig, PolicyKind};
+use sha2::{Digest, Sha256};
+use std::ffi::OsStr;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A time between ticks that no test lives to see: only the first tick happens.
+pub const NEVER: Duration = Duration::from_secs(3600);
+
+/// Compute threads of the tests: one, which no busy machine keeps waiting at a barrier.
+pub const THREADS: &str = "1";
+
+fn model_file(variable: &str, name: &str) -> PathBuf {
+    std::env::var_os(variable).map_or_else(
+        || {
+            let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
+            let cache = std::env::var_os("XDG_CACHE_HOME")
+                .map(PathBuf::from)
+                .or(home);
+            cache.unwrap_or_default().join("hotpin/models").join(name)
+        },
+        PathBuf::from,
+    )
+}
+
+fn present(test: &str, path: PathBuf) -> Option<PathBuf> {
+    if path.is_file() {
+        return Some(path);
+    }
+    let ci = std::env::var_os("CI").is_some_and(|value| value == "true");
+    assert!(
+        !ci,
+        "{test} needs {}: make test makes the model",
+        path.display()
+    );
+    println!("SKIPPED {test}: make test makes the model");
+    None
+}
+
+/// The MoE test model: 30 layers of 8 experts, top-2. `None`, said, where it has not been made.
+pub fn moe(test: &str) -> Option<PathBuf> {
+    present(test, model_file("HOTPIN_TEST_MOE", "test-8x2-q4_0.gguf"))
+}
+
+/// The dense model that it was made from.
+pub fn dense(test: &str) -> Option<PathBuf> {
+    present(
+        test,
+        model_file("HOTPIN_TEST_DENSE", "SmolLM2-135M-Instruct.Q4_1.gguf"),
+    )
+}
+
+/// The test model in this process. Whoever holds it is alone with the engine and with locked memory.
+pub struct Loaded {
+    pub map: &'static ModelMap,
+    pub model: &'static Model,
+    _alone: MutexGuard<'static, ()>,
+}
+
+/// Loads the test model, once a process, and waits for its turn.
+pub fn loaded(test: &str) -> Option<Loaded> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    static LOADED: OnceLock<(ModelMap, Model)> = OnceLock::new();
+    let path = moe(test)?;
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let (map, model) = LOADED.get_or_init(|| {
+        let map = ModelMap::open(&path).expect("model map");
+        let model = Model::load(&path, |_| true).expect("load");
+        (map, model)
+    });
+    Some(Loaded {
+        map,
+        model,
+        _alone: alone,
+    })
+}
+
+impl Loaded {
+    /// Tokens of a text of the built-in workload.
+    pub fn tokens(&self, count: usize) -> Vec<Token> {
+        let mut tokens = self.model.tokenize(TEXT, false, false).expect("tokens");
+        assert!(
+            tokens.len() >= count,
+            "the text has {} tokens",
+            tokens.len()
+        );
+        tokens.truncate(count);
+        tokens
+    }
+
+    /// Bytes of the largest expert.
+    pub fn expert_bytes(&self) -> u64 {
+        let shape = self.map.shape();
+        (0..shape.layers())
+            .map(|layer| shape.layer_expert_bytes(layer))
+            .max()
+            .expect("MoE")
+    }
+
+    /// Counts as of a profile: every layer's low indices are its hot ones.
+    pub fn profile(&self) -> Vec<f32> {
+        let shape = self.map.shape();
+        (0..shape.layers())
+            .flat_map(|layer| {
+                (0..shape.experts_in(layer))
+                    .map(|index| [64.0, 32.0, 8.0, 2.0][(index as usize).min(3)])
+            })
+            .collect()
+    }
+
+    /// A session under a policy, with a capacity.
+    pub fn rig(
+        &self,
+        policy: PolicyKind,
+        limit_bytes: Option<u64>,
+        tick: Duration,
+    ) -> Rig<'static> {
+        let options = self.rig_options(policy, limit_bytes, tick);
+        Rig::assemble(self.model, self.map, options, &mut |_, _| {}).expect("rig")
+    }
+
+    pub fn rig_options(
+        &self,
+        policy: PolicyKind,
+        limit_bytes: Option<u64>,
+        tick: Duration,
+    ) -> RigOptions {
+        let mut control = AdaptiveConfig::default();
+        control.capacity.limit_bytes = limit_bytes;
+        // The default is made for models of many GB; this one must be able to pin in 100 MB.
+        control.pins.transit_floor_bytes = 1 << 20;
+        RigOptions {
+            policy,
+            engine: engine_options(),
+            control,
+            profile: Some(self.profile()),
+            tick,
+            journal: Journal::new(None),
+            recorder: None,
+        }
+    }
+}
+
+/// Engine settings of the tests in process.
+pub fn engine_options() -> EngineOptions {
+    let threads = THREADS.parse().expect("number");
+    EngineOptions {
+        threads,
+        n_ctx: 512,
+        ..EngineOptions::default()
+    }
+}
+
+/// Text whose tokens are forced.
+pub const TEXT: &str = include_str!("../../workload/prose.txt");
+
+/// Decodes and hashes the logits bit by bit.
+pub fn decode_hashed(session: &mut Session<'_>, tokens: &[Token], hash: &mut Sha256) {
+    session.decode(tokens).expect("decode");
+    for logit in session.logits() {
+        hash.update(logit.to_bits().to_le_bytes());
+    }
+}
+
+/// Hash over the logits of a number of tokens decoded one by one in an empty context.
+pub fn forced_hash(session: &mut Session<'_>, tokens: &[Token]) -> String {
+    session.clear();
+    let mut hash = Sha256::new();
+    for token in tokens {
+        decode_hashed(session, std::slice::from_ref(token), &mut hash);
+    }
+    format!("{:x}", hash.finalize())
+}
+
+/// Bytes in a `kB` line of a file of /proc.
+pub fn kb_line(path: impl AsRef<Path>, key: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+    Some(
+        line.trim()
+            .strip_suffix(" kB")?
+            .trim()
+            .parse::<u64>()
+            .ok()?
+            << 10,
+    )
+}
+
+/// Bytes that this process has locked, by the kernel's books.
+pub fn locked_bytes() -> u64 {
+    kb_line("/proc/self/status", "VmLck").expect("VmLck")
+}
+
+/// Waits until `done`, looking often; panics with `what` after a time that only a hang takes.
+pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !done() {
+        assert!(
+            began.elapsed() < Duration::from_secs(60),
+            "waited for 60 s: {what}"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The program with these arguments, cut off from this process's own settings.
+pub fn program<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hotpin"));
+    command.args(args).stdin(Stdio::null());
+    clean(&mut command);
+    command
+}
+
+/// Removes the settings that the program would take from the environment.
+pub fn clean(command: &mut Command) {
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("HOTPIN_") {
+            command.env_remove(name);
+        }
+    }
+}
+
+/// What came of a run of the program.
+#[derive(Debug)]
+pub struct Ran {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Ran {
+    pub fn of(output: Output) -> Self {
+        let ran = Self {
+            code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        };
+        assert!(!ran.stderr.contains("panicked"), "{}", ran.stderr);
+        ran
+    }
+
+    /// Checks the exit code and returns stdout.
+    pub fn success(self) -> String {
+        assert_eq!(self.code, Some(0), "{}", self.stderr);
+        self.stdout
+    }
+
+    /// Checks that it failed with this code and said all of these words on stderr.
+    pub fn failure(self, code: i32, words: &[&str]) {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        for word in words {
+            assert!(self.stderr.contains(word), "no {word:?} in {}", self.stderr);
+        }
+    }
+}
+
+/// Runs the program to its end.
+pub fn run<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Ran {
+    Ran::of(program(args).output().expect("start"))
+}
+
+/// Runs the program to its end with `input` on stdin.
+pub fn run_with_input<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>, input: &str) -> Ran {
+    let mut child = program(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("start");
+    let mut stdin = child.stdin.take().expect("stdin");
+    stdin.write_all(input.as_bytes()).expect("write");
+    drop(stdin);
+    Ran::of(child.wait_with_output().expect("wait"))
+}
+
+/// Arguments of a greedy `hotpin run` of `predict` tokens.
+pub fn greedy(model: &Path, prompt: &str, predict: &str, more: &[&str]) -> Vec<String> {
+    let model = model.to_str().expect("UTF-8 path");
+    let fixed = [
+        "run", model, "-p", prompt, "-n", predict, "--temp", "0", "-t", THREADS, "-c", "256",
+    ];
+    fixed
+        .iter()
+        .chain(more)
+        .map(|arg| (*arg).to_owned())
+        .collect()
+}

@@ -2,10 +2,11 @@
 
 use hotpin_controllers::trace::{Phase, Trace, TraceEncoder, TraceHeader};
 use hotpin_controllers::{
-    Action, Ceiling, Decision, ExpertId, Observation, Policy, PolicyKind, Reason, Residence,
+    Action, Adaptive, Ceiling, Decision, ExpertId, Observation, Policy, PolicyKind, Reason,
+    Residence,
 };
 use hotpin_sim::plant::{Report, Routing, ScenarioError, Schedule};
-use hotpin_sim::scenarios::{HOG_S, Named, SQUARE_EDGES};
+use hotpin_sim::scenarios::{DRIFT_TOKEN, HOG_S, Named, SQUARE_EDGES};
 use std::sync::Arc;
 
 const SEEDS: [u64; 3] = [1, 2, 3];
@@ -179,7 +180,7 @@ fn drift_s(report: &Report) -> f64 {
     let mut tokens = 0;
     let tick = report.ticks.iter().find(|tick| {
         tokens += tick.tokens;
-        tokens >= hotpin_sim::scenarios::DRIFT_TOKEN
+        tokens >= DRIFT_TOKEN
     });
     tick.unwrap().at_s
 }
@@ -212,6 +213,103 @@ fn churn_ends_under_steady_routing() {
             .sum();
         assert_eq!(moved, 0, "seed {seed}");
         check_ceiling(&report);
+    }
+}
+
+/// Guards against following noise: where tokens are drawn independently and the profile is right,
+/// an expert that is idle for a while is not out of use, and locking it anew for each of its
+/// routings buys nothing. A quarter of an expert a token is the bar.
+#[test]
+fn independent_draws_settle_to_little_churn() {
+    for seed in SEEDS {
+        let report = adaptive(Named::SteadyDraws, seed);
+        let sums = report.between(60.0, 120.0).fold((0, 0), |sums, tick| {
+            (sums.0 + tick.locked_bytes, sums.1 + tick.tokens)
+        });
+        let mib_a_token = sums.0 as f64 / f64::from(1 << 20) / sums.1 as f64;
+        assert!(
+            mib_a_token < 1.0,
+            "seed {seed}: {mib_a_token:.2} MiB a token"
+        );
+        let pinned = report.ticks.last().unwrap();
+        assert!(
+            pinned.pinned_bytes * 2 >= pinned.capacity_bytes,
+            "seed {seed}"
+        );
+    }
+}
+
+/// Follows which experts are pinned.
+struct Watched {
+    inner: Adaptive,
+    /// Tokens decoded, and the pinned experts then, by tick.
+    pinned: Vec<(u64, Vec<bool>)>,
+    drifts: Vec<u64>,
+}
+
+impl Policy for Watched {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn tick(&mut self, observation: &Observation<'_>, out: &mut Decision) {
+        self.inner.tick(observation, out);
+        let tokens = observation.engine.map_or(0, |engine| engine.decode_tokens);
+        let residence = observation.residence.iter();
+        let pinned = residence.map(|at| *at == Residence::Pinned).collect();
+        self.pinned.push((tokens, pinned));
+        if out.drift {
+            self.drifts.push(tokens);
+        }
+    }
+
+    fn scores(&self) -> &[f32] {
+        self.inner.scores()
+    }
+
+    fn ranks(&self) -> &[f32] {
+        self.inner.ranks()
+    }
+}
+
+/// Guards against calm that is bought with slow re-targeting: 80% of the pins that the old domain
+/// used and the new one does not are gone 60 tokens after the change, and it was called drift.
+#[test]
+fn stale_pins_are_gone_sixty_tokens_after_a_change_of_domain() {
+    for seed in SEEDS {
+        let scenario = Named::DriftAtOnce.scenario(seed);
+        let profile = scenario.profile.as_deref();
+        let mut policy = Watched {
+            inner: Adaptive::new(&scenario.shape, &scenario.config, profile).unwrap(),
+            pinned: Vec::new(),
+            drifts: Vec::new(),
+        };
+        scenario.run(&mut policy).unwrap();
+        let Routing::Synthetic(synthetic) = &scenario.routing else {
+            unreachable!("the scenario draws its routing");
+        };
+        let weights = |domain| synthetic.weights(&scenario.shape, seed, domain);
+        let (old, new) = (weights(1), weights(2));
+        let at = |token| {
+            let tick = policy.pinned.iter().find(|(tokens, _)| *tokens >= token);
+            tick.map(|(_, pinned)| pinned).unwrap()
+        };
+        let (before, after) = (at(DRIFT_TOKEN), at(DRIFT_TOKEN + 60));
+        // Used at least as often as an even router would, and then less than half as often.
+        let stale: Vec<usize> = (0..old.len())
+            .filter(|&id| before[id] && old[id] * 64.0 >= 1.0 && new[id] * 64.0 < 0.5)
+            .collect();
+        let left = stale.iter().filter(|&&id| after[id]).count();
+        assert!(
+            left * 5 <= stale.len(),
+            "seed {seed}: {left} of {}",
+            stale.len()
+        );
+        let found = policy.drifts.first().copied();
+        assert!(
+            found.is_some_and(|at| (DRIFT_TOKEN..DRIFT_TOKEN + 30).contains(&at)),
+            "seed {seed}: {found:?}"
+        );
     }
 }
 

@@ -132,6 +132,16 @@ mod tests {
         assert_eq!(drift.half_life_factor(), 1.0);
     }
 
+    /// The fall measured with the demo model, which a threshold in absolute hits never saw.
+    #[test]
+    fn a_small_fall_of_a_steady_rate_is_found() {
+        let mut drift = Drift::new(&DriftConfig::default());
+        let noisy = |middle: u64| (0u64..400).map(move |i| middle - 3 + (i * 7919) % 7);
+        assert_eq!(run(&mut drift, noisy(91)), None);
+        let found = run(&mut drift, noisy(87));
+        assert!(found.is_some_and(|token| token < 20), "{found:?}");
+    }
+
     #[test]
     fn a_rise_and_an_absent_rate_are_not_drift() {
         let mut drift = Drift::new(&DriftConfig::default());

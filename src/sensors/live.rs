@@ -321,12 +321,7 @@ struct Splice {
 impl Splice {
     /// Adds what a source has grown by since it was last seen. Nothing is added when the source has
     /// changed, or when its counters fell, or when they were absent meanwhile.
-    fn extend(
-        &mut self,
-        source: Option<&Path>,
-        psi: Option<Psi>,
-        pages: Option<u64>,
-    ) -> Pressure {
+    fn extend(&mut self, source: Option<&Path>, psi: Option<Psi>, pages: Option<u64>) -> Pressure {
         let first = !std::mem::replace(&mut self.begun, true);
         if first || self.source.as_deref() != source {
             self.source = source.map(Path::to_owned);

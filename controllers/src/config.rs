@@ -267,6 +267,9 @@ pub struct TargetingConfig {
     pub margin: f64,
     /// The same for a candidate that must be read from disk first.
     pub absent_margin: f64,
+    /// Routings that an expert must have missed, at the rate at which it was last seen, before its
+    /// idleness counts as the end of its use: chance explains more with `exp(-stale_missed)`.
+    pub stale_missed: f64,
     /// A swap must pay for itself within this many tokens.
     pub payback_tokens: f64,
     /// Time to lock or unlock one MiB that is resident, microseconds.
@@ -292,6 +295,7 @@ impl Default for TargetingConfig {
         Self {
             margin: 1.0,
             absent_margin: 2.0,
+            stale_missed: 8.0,
             payback_tokens: 16.0,
             lock_us_per_mib: 60.0,
             dwell_s: 1.0,
@@ -311,15 +315,17 @@ impl Default for TargetingConfig {
 pub struct DriftConfig {
     /// Detect drift at all.
     pub enabled: bool,
-    /// Fall of the hit rate per token that is tolerated.
+    /// Fall of the hit rate that is tolerated, in its usual deviation from token to token.
     pub tolerance: f64,
-    /// Cumulated fall (hit rate x tokens) that is called drift.
+    /// Cumulated fall beyond it (deviations x tokens) that is called drift.
     pub threshold: f64,
+    /// Tokens from which the usual hit rate is learnt before a fall counts.
+    pub learn_tokens: f64,
     /// Tokens over which the usual hit rate is averaged.
     pub memory_tokens: f64,
     /// Tokens for which half-lives are shortened after drift.
     pub hurry_tokens: f64,
-    /// Factor on the half-lives meanwhile.
+    /// Factor on the half-lives meanwhile. [`TargetingConfig::stale_missed`] is 0 meanwhile.
     pub hurry_factor: f64,
 }
 
@@ -327,8 +333,9 @@ impl Default for DriftConfig {
     fn default() -> Self {
         Self {
             enabled: true,
-            tolerance: 0.04,
-            threshold: 2.0,
+            tolerance: 0.5,
+            threshold: 9.0,
+            learn_tokens: 16.0,
             memory_tokens: 256.0,
             hurry_tokens: 64.0,
             hurry_factor: 0.5,

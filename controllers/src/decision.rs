@@ -23,8 +23,14 @@ pub enum Ceiling {
 
 impl Ceiling {
     /// All ceilings, in the order of [`Decision::ceilings`].
-    pub const ALL: [Self; 6] =
-        [Self::Model, Self::Configured, Self::Host, Self::Cgroup, Self::Pressure, Self::Value];
+    pub const ALL: [Self; 6] = [
+        Self::Model,
+        Self::Configured,
+        Self::Host,
+        Self::Cgroup,
+        Self::Pressure,
+        Self::Value,
+    ];
 
     /// The label used in metrics and journals.
     #[must_use]
@@ -149,9 +155,16 @@ impl Default for Decision {
 impl Decision {
     /// Resets everything and keeps the allocations.
     pub fn clear(&mut self) {
-        let (mut unpin, mut pin) = (std::mem::take(&mut self.unpin), std::mem::take(&mut self.pin));
+        let (mut unpin, mut pin) = (
+            std::mem::take(&mut self.unpin),
+            std::mem::take(&mut self.pin),
+        );
         unpin.clear();
         pin.clear();
-        *self = Self { unpin, pin, ..Self::default() };
+        *self = Self {
+            unpin,
+            pin,
+            ..Self::default()
+        };
     }
 }

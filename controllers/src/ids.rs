@@ -35,7 +35,10 @@ pub struct Moment {
 impl Moment {
     /// Seconds from `earlier` to `self`; zero when the clock went backwards.
     #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "2^53 ns is 104 days; beyond it the loss is < 2 ns")]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "2^53 ns is 104 days; beyond it the loss is < 2 ns"
+    )]
     pub fn seconds_since(self, earlier: Self) -> f64 {
         self.ns.saturating_sub(earlier.ns) as f64 / 1e9
     }
@@ -58,7 +61,9 @@ pub struct ModelShape {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
     /// The three vectors differ in length.
-    #[error("shape lists differ in length: {experts} expert counts, {expert_bytes} sizes, {top_k} top-k values")]
+    #[error(
+        "shape lists differ in length: {experts} expert counts, {expert_bytes} sizes, {top_k} top-k values"
+    )]
     LengthMismatch {
         /// Length of the expert-count list.
         experts: usize,
@@ -68,7 +73,9 @@ pub enum ShapeError {
         top_k: usize,
     },
     /// A layer routes to more experts than it has, or has none, or its experts are empty.
-    #[error("MoE layer {layer}: {experts} experts of {expert_bytes} bytes, top-{top_k} is not a usable shape")]
+    #[error(
+        "MoE layer {layer}: {experts} experts of {expert_bytes} bytes, top-{top_k} is not a usable shape"
+    )]
     BadLayer {
         /// Position in the list of MoE layers.
         layer: usize,
@@ -114,23 +121,44 @@ impl ModelShape {
         for layer in 0..experts.len() {
             let (n, bytes, k) = (experts[layer], expert_bytes[layer], top_k[layer]);
             if n == 0 || bytes == 0 || k == 0 || k > n {
-                return Err(ShapeError::BadLayer { layer, experts: n, expert_bytes: bytes, top_k: k });
+                return Err(ShapeError::BadLayer {
+                    layer,
+                    experts: n,
+                    expert_bytes: bytes,
+                    top_k: k,
+                });
             }
             next = next
                 .checked_add(n)
                 .filter(|&total| total <= Self::MAX_EXPERTS)
-                .ok_or(ShapeError::TooMany { limit: Self::MAX_EXPERTS })?;
+                .ok_or(ShapeError::TooMany {
+                    limit: Self::MAX_EXPERTS,
+                })?;
             base.push(next);
         }
-        Ok(Self { experts, expert_bytes, top_k, base })
+        Ok(Self {
+            experts,
+            expert_bytes,
+            top_k,
+            base,
+        })
     }
 
     /// A shape whose layers are all alike.
     ///
     /// # Errors
     /// As [`Self::new`].
-    pub fn uniform(layers: usize, experts: u32, expert_bytes: u64, top_k: u32) -> Result<Self, ShapeError> {
-        Self::new(vec![experts; layers], vec![expert_bytes; layers], vec![top_k; layers])
+    pub fn uniform(
+        layers: usize,
+        experts: u32,
+        expert_bytes: u64,
+        top_k: u32,
+    ) -> Result<Self, ShapeError> {
+        Self::new(
+            vec![experts; layers],
+            vec![expert_bytes; layers],
+            vec![top_k; layers],
+        )
     }
 
     /// Number of MoE layers.
@@ -192,13 +220,21 @@ impl ModelShape {
     /// Bytes that one decoded token touches: the sum over layers of top-k x expert bytes.
     #[must_use]
     pub fn token_cycle_bytes(&self) -> u64 {
-        self.expert_bytes.iter().zip(&self.top_k).map(|(&b, &k)| b * u64::from(k)).sum()
+        self.expert_bytes
+            .iter()
+            .zip(&self.top_k)
+            .map(|(&b, &k)| b * u64::from(k))
+            .sum()
     }
 
     /// Bytes of all experts.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
-        self.expert_bytes.iter().zip(&self.experts).map(|(&b, &n)| b * u64::from(n)).sum()
+        self.expert_bytes
+            .iter()
+            .zip(&self.experts)
+            .map(|(&b, &n)| b * u64::from(n))
+            .sum()
     }
 
     /// Routed experts per token over all layers.

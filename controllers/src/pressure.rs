@@ -148,11 +148,14 @@ impl PressureLoop {
             episode.integral += config.integral_gain_per_s * error * dt_s;
             episode.track(raw, real_bytes, dt_s / config.tracking_s);
         } else {
-            let quiet = measured.fraction < config.grow_threshold
+            // Unconfirmed pressure is quiet: it is our own refaults, and the less is left to us the
+            // more there are of them, so that waiting for their end would be for ever.
+            let foreign = measured.cause.map_or(0.0, |_| measured.fraction);
+            let quiet = foreign < config.grow_threshold
                 && input.step.now_s - episode.last_pressed_s >= config.quiet_hold_s;
             // Relative to its threshold: how fast to grow is the limiter's business.
             let error = if quiet {
-                measured.fraction / config.grow_threshold - 1.0
+                foreign / config.grow_threshold - 1.0
             } else {
                 0.0
             };

@@ -43,6 +43,8 @@ pub(crate) struct Now {
     pub tokens_total: f64,
     /// Seconds that a miss costs.
     pub miss_cost_s: f64,
+    /// Drift was found a short while ago.
+    pub hurry: bool,
 }
 
 impl Regulator {
@@ -98,6 +100,7 @@ impl Regulator {
             step,
             tokens_total: self.tokens,
             miss_cost_s: self.cost.seconds(),
+            hurry: self.drift.hurries(),
         }
     }
 

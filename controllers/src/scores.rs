@@ -21,7 +21,7 @@ use crate::profile::Profile;
 const MOST_PER_TICK: u32 = 1 << 24;
 
 /// How steeply rank grows with probability: a rank of twice another is 1/8 more probable.
-const RANK_STEEPNESS: f64 = 8.0;
+const RANK_STEEPNESS: f32 = 8.0;
 
 /// Exponent below which all ranks are alike; single precision ends a little further down.
 const LEAST_RANK_EXPONENT: f32 = -120.0;
@@ -38,6 +38,26 @@ pub(crate) struct Skew {
     pub z: f64,
     /// Coefficient of variation of the routing probabilities beyond sampling noise.
     pub variation: f64,
+}
+
+/// How long experts have not been routed, and how often they used to be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Idleness<'a> {
+    idle: &'a [f32],
+    usual: &'a [f32],
+}
+
+impl Idleness<'_> {
+    /// Routings that an expert should have had since its last one. Under a router that has not
+    /// changed, more than `n` of them have failed to come with a chance of `exp(-n)`.
+    pub fn missed(self, index: usize) -> f32 {
+        self.idle[index] * self.usual[index]
+    }
+
+    /// Probability of a routing when it was last routed.
+    pub fn usual(self, index: usize) -> f32 {
+        self.usual[index]
+    }
 }
 
 /// A span of experts that share a router.
@@ -61,6 +81,8 @@ pub(crate) struct Scores {
     rank: Vec<f32>,
     /// Tokens since the last decode routing; since the start for what was never routed.
     idle: Vec<f32>,
+    /// Probability of a routing when it was last routed; the profile's before that.
+    usual: Vec<f32>,
     last_decode: Vec<u32>,
     last_prefill: Vec<u32>,
     decode_known: bool,
@@ -95,10 +117,11 @@ impl Scores {
             routed_per_token: f64::from(shape.routed_per_token()).max(1.0),
             fast: vec![0.0; experts],
             slow: vec![0.0; experts],
-            prior,
             score: vec![0.0; experts],
             rank: vec![0.0; experts],
             idle: vec![0.0; experts],
+            usual: prior.clone(),
+            prior,
             last_decode: vec![0; experts],
             last_prefill: vec![0; experts],
             decode_known: false,
@@ -125,6 +148,14 @@ impl Scores {
     /// What experts are ranked by, by expert: positive, and higher for what is rather kept.
     pub fn ranks(&self) -> &[f32] {
         &self.rank
+    }
+
+    /// Idleness of all experts.
+    pub fn idleness(&self) -> Idleness<'_> {
+        Idleness {
+            idle: &self.idle,
+            usual: &self.usual,
+        }
     }
 
     /// Takes in cumulative counts, which may wrap. Returns the decoded tokens that they stand for
@@ -213,16 +244,28 @@ impl Scores {
         let fast_scale = narrow(scale);
         let slow_scale = narrow(slow_weight * scale);
         let prior_scale = narrow(slow_weight * self.prior_tokens * scale);
-        let steepness = narrow(RANK_STEEPNESS);
         let idle_cost = narrow(self.config.idle_cost_per_token);
         let idle_rate = narrow(-1.0 / self.config.idle_half_life_tokens);
-        let parts = self.fast.iter().zip(&self.slow).zip(&self.prior).zip(&self.idle);
-        let slots = self.score.iter_mut().zip(&mut self.rank);
-        for ((score, rank), (((fast, slow), prior), &idle)) in slots.zip(parts) {
+        let parts = self
+            .fast
+            .iter()
+            .zip(&self.slow)
+            .zip(&self.prior)
+            .zip(&self.idle);
+        let slots = self
+            .score
+            .iter_mut()
+            .zip(&mut self.rank)
+            .zip(&mut self.usual);
+        for (((score, rank), usual), (((fast, slow), prior), &idle)) in slots.zip(parts) {
             let probability = fast * fast_scale + slow * slow_scale + prior * prior_scale;
-            *score = if idle == 0.0 { probability } else { probability * (idle * idle_rate).exp2() };
-            let exponent = steepness * (probability - idle_cost * idle);
-            *rank = exponent.max(LEAST_RANK_EXPONENT).exp2();
+            if idle == 0.0 {
+                *usual = probability;
+                *score = probability;
+            } else {
+                *score = probability * (idle * idle_rate).exp2();
+            }
+            *rank = rank_of(probability, idle, idle_cost);
         }
     }
 
@@ -299,6 +342,12 @@ fn since(count: u32, last: u32) -> u32 {
     if new > MOST_PER_TICK { 0 } else { new }
 }
 
+/// The linear trade of probability against idleness, made positive.
+fn rank_of(probability: f32, idle: f32, idle_cost: f32) -> f32 {
+    let exponent = RANK_STEEPNESS * (probability - idle_cost * idle);
+    exponent.max(LEAST_RANK_EXPONENT).exp2()
+}
+
 fn total_since(counts: &[u32], last: &[u32]) -> u64 {
     counts
         .iter()
@@ -310,6 +359,60 @@ fn total_since(counts: &[u32], last: &[u32]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Ranks can be compared and divided: finite, positive, and in the order of what they are
+        /// made from, however long an expert is idle.
+        #[test]
+        fn ranks_are_positive_and_monotone(
+            probability in 0.0f32..=1.0,
+            more in 0.001f32..1.0,
+            idle in 0.0f32..1e7,
+            longer in 1.0f32..1e7,
+            cost in 0.0f32..=1.0,
+        ) {
+            let rank = rank_of(probability, idle, cost);
+            prop_assert!(rank.is_finite() && rank > 0.0, "{rank}");
+            let (likelier, idler) = (
+                rank_of(probability + more, idle, cost),
+                rank_of(probability, idle + longer, cost),
+            );
+            prop_assert!(likelier >= rank && idler <= rank);
+            let floored = RANK_STEEPNESS * (probability - cost * idle) <= LEAST_RANK_EXPONENT;
+            if !floored && cost * idle < 10.0 {
+                prop_assert!(likelier > rank, "{likelier} {rank}");
+                prop_assert!(cost < 0.001 || idler < rank, "{idler} {rank}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_missed_grows_with_idleness_until_the_next_routing() {
+        let (mut scores, mut counts) = (scores(None), [0; 16]);
+        scores.update(Some(&counts), None, 1.0);
+        steady(&mut scores, &mut counts, 40, 1);
+        assert_eq!(scores.idleness().missed(0), 0.0);
+        for _ in 0..20 {
+            for id in [2, 3, 10, 11] {
+                counts[id] += 1;
+            }
+            scores.update(Some(&counts), None, 1.0);
+        }
+        assert!(
+            (scores.idleness().missed(0) - 20.0).abs() < 0.1,
+            "it was certain"
+        );
+        assert_eq!(
+            scores.idleness().missed(4),
+            0.0,
+            "never used, so nothing is missed"
+        );
+        assert!(scores.ranks()[2] > scores.ranks()[0] && scores.ranks()[0] > 0.0);
+        counts[0] += 1;
+        scores.update(Some(&counts), None, 1.0);
+        assert_eq!(scores.idleness().missed(0), 0.0);
+    }
 
     fn shape() -> ModelShape {
         ModelShape::uniform(2, 8, 1000, 2).unwrap()

@@ -4,12 +4,18 @@
 //! use room in the budget; a swap needs a margin, a payback, a minimum dwell and tokens in the churn
 //! bucket. A swap only ever replaces experts by a better one, so under fixed scores the pinned set
 //! rises in lexicographic order and comes to rest.
+//!
+//! What ranks below the frontier of eviction is let go at once when it has missed more routings than
+//! chance explains. Idleness within chance is no reason: an expert routed every thirtieth token is
+//! idle most of the time, and would be locked again for each of its routings. What is let go is no
+//! candidate before it is routed again, so nothing flaps at the frontier.
 
 use crate::config::TargetingConfig;
 use crate::decision::{Action, Decision, Reason};
 use crate::ids::ExpertId;
 use crate::num::{narrow, to_count, to_u32};
 use crate::observe::Residence;
+use crate::scores::Idleness;
 use crate::sense::{Sizes, Step};
 
 /// An ordered lock that the books do not show after this long is forgotten, seconds; reading adds
@@ -28,8 +34,11 @@ pub(crate) struct TargetInput<'a> {
     pub scores: &'a [f32],
     /// What experts are ranked by; positive.
     pub ranks: &'a [f32],
-    /// Whether pinned experts that rank below what transit is about to evict are let go at once.
-    pub release_stale: bool,
+    /// With it, pinned experts that are idle beyond chance and rank below what transit is about to
+    /// evict are let go at once.
+    pub idleness: Option<Idleness<'a>>,
+    /// Drift was found a short while ago: what chance explains no longer counts.
+    pub hurry: bool,
     pub residence: &'a [Residence],
     pub budget_bytes: u64,
     /// Seconds that a miss costs.
@@ -102,8 +111,7 @@ impl Targeting {
             return;
         }
         let frontier = self.frontier();
-        let freed_bytes =
-            if input.release_stale { self.release(sizes, input, frontier, out) } else { 0 };
+        let freed_bytes = self.release(sizes, input, frontier, out);
         let mut room_bytes = input.budget_bytes - used_bytes + freed_bytes;
         let sought = self.sought(sizes, input.fill, room_bytes);
         best_first(&mut self.resident, sought);
@@ -150,8 +158,9 @@ impl Targeting {
         best_rank(key)
     }
 
-    /// Unlocks pinned experts that rank clearly below the frontier: they are worth less than what is
-    /// evicted instead of them. Unlocking is cheap, so no churn limit holds it up. Returns the bytes.
+    /// Unlocks pinned experts that have missed more routings than chance explains and rank clearly
+    /// below the frontier: they are worth less than what is evicted instead of them. Unlocking is
+    /// cheap, so no churn limit holds it up. Returns the bytes.
     fn release(
         &mut self,
         sizes: &Sizes,
@@ -162,10 +171,14 @@ impl Targeting {
         let limit = frontier / narrow(1.0 + self.config.margin);
         let (config, orders) = (&self.config, &self.orders);
         let mut freed_bytes = 0u64;
+        if input.idleness.is_none() {
+            return freed_bytes;
+        }
         self.pinned.retain(|&key| {
             let index = worst_index(key);
             let order = orders[index];
             let stale = worst_rank(key) < limit
+                && is_stale(config, input, index)
                 && input.step.now_s - order.s >= config.dwell_s
                 && input.tokens - order.tokens >= config.dwell_tokens;
             if stale {
@@ -237,10 +250,8 @@ impl Targeting {
             let pays = match input.fill {
                 Fill::Everything { .. } => true,
                 Fill::AtOnce(_) => score > 0.0,
-                // What is near the frontier would be let go again.
                 Fill::Paying(_) => {
-                    let clear = frontier * narrow(1.0 + self.config.absent_margin);
-                    (!input.release_stale || input.ranks[index] * sizes.per_byte[index] > clear)
+                    self.is_clear(sizes, input, index, frontier)
                         && self.pays(sizes, input, index, absent, score)
                 }
             };
@@ -260,6 +271,20 @@ impl Targeting {
             }
         }
         out.pin.len() < most
+    }
+
+    /// Whether an expert stands clear of the frontier: what is near would be let go again.
+    fn is_clear(
+        &self,
+        sizes: &Sizes,
+        input: &TargetInput<'_>,
+        index: usize,
+        frontier: f32,
+    ) -> bool {
+        let limit = frontier * narrow(1.0 + self.config.absent_margin);
+        input.idleness.is_none()
+            || input.ranks[index] * sizes.per_byte[index] > limit
+                && !is_stale(&self.config, input, index)
     }
 
     fn swap(
@@ -319,7 +344,7 @@ impl Targeting {
         }
     }
 
-    /// The candidate at the cursor, past those that were just ordered.
+    /// The candidate at the cursor, past those that were just ordered and those out of use.
     fn next_candidate(
         &self,
         input: &TargetInput<'_>,
@@ -328,7 +353,8 @@ impl Targeting {
     ) -> Option<usize> {
         while let Some(&key) = keys.get(*at) {
             let index = best_index(key);
-            if input.step.now_s >= self.orders[index].pending_until_s {
+            let pending = input.step.now_s < self.orders[index].pending_until_s;
+            if !pending && !is_stale(&self.config, input, index) {
                 return Some(index);
             }
             *at += 1;
@@ -363,12 +389,23 @@ impl Targeting {
                 return None;
             }
             freed_bytes += sizes.bytes[victim];
-            lost_score += f64::from(input.scores[victim]);
+            lost_score += self.worth(input, victim);
             self.victims.push(victim);
         }
-        let gain = f64::from(input.scores[candidate]) - lost_score;
+        // Noise makes equals differ: without the margin they would take turns.
+        let gain = f64::from(input.scores[candidate]) - lost_score * (1.0 + margin);
         self.pays(sizes, input, candidate, absent, gain)
             .then_some((victim_at, freed_bytes))
+    }
+
+    /// Routings per token that a pinned expert is given up with: idleness within chance takes
+    /// nothing from it.
+    fn worth(&self, input: &TargetInput<'_>, index: usize) -> f64 {
+        let usual = input
+            .idleness
+            .filter(|_| !is_stale(&self.config, input, index))
+            .map_or(0.0, |idleness| idleness.usual(index));
+        f64::from(usual.max(input.scores[index]))
     }
 
     /// Whether `gain` routings per token are worth locking (and reading) the expert.
@@ -425,6 +462,18 @@ impl Targeting {
         };
         out.pin.push(action(index, reason, input.scores));
     }
+}
+
+/// Whether an expert has missed more routings than chance explains.
+fn is_stale(config: &TargetingConfig, input: &TargetInput<'_>, index: usize) -> bool {
+    let most = if input.hurry {
+        0.0
+    } else {
+        config.stale_missed
+    };
+    input
+        .idleness
+        .is_some_and(|idleness| f64::from(idleness.missed(index)) > most)
 }
 
 fn action(index: usize, reason: Reason, scores: &[f32]) -> Action {

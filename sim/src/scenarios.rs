@@ -38,6 +38,8 @@ pub enum Named {
     UniformRouter,
     /// The sensors' clock jumps an hour ahead, and later back.
     ClockJump,
+    /// Nothing at all: tokens drawn independently from the domain that was profiled.
+    SteadyDraws,
     /// A routing that repeats every few tokens, with nothing else happening.
     Steady,
     /// The step hog on a machine whose PSI counts the engine's own refaults, which go on after it.
@@ -70,13 +72,14 @@ impl std::str::FromStr for Named {
 
 impl Named {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::StepHog,
         Self::RampHog,
         Self::SquareWave,
         Self::DriftAtOnce,
         Self::UniformRouter,
         Self::ClockJump,
+        Self::SteadyDraws,
         Self::Steady,
         Self::RefaultHog,
     ];
@@ -91,6 +94,7 @@ impl Named {
             Self::DriftAtOnce => "drift-at-once",
             Self::UniformRouter => "uniform-router",
             Self::ClockJump => "clock-jump",
+            Self::SteadyDraws => "steady-draws",
             Self::Steady => "steady",
             Self::RefaultHog => "refault-hog",
         }
@@ -123,6 +127,7 @@ impl Named {
             Self::DriftAtOnce => route(&mut scenario, 1.2, &[(0, 1), (DRIFT_TOKEN, 2)], None),
             Self::UniformRouter => route(&mut scenario, 0.0, &[(0, 1)], None),
             Self::ClockJump => scenario.clock_jumps = vec![(40.0, 3600.0), (70.0, -3600.0)],
+            Self::SteadyDraws => {}
             Self::Steady => route(&mut scenario, 1.2, &[(0, 1)], Some(4)),
         }
         if self == Self::RefaultHog {

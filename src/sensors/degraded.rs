@@ -78,7 +78,7 @@ impl Degraded {
                 "Reclaim on the host is unseen, so stalls are confirmed by headroom alone."
             }
             Self::NoPsi => {
-                "Memory stalls of other programs are unseen, so only headroom shrinks the pinned set."
+                "Memory stalls of other programs are unseen; headroom and direct reclaim shrink the pinned set."
             }
             Self::NoCgroup => {
                 "No cgroup memory limit can be seen; only the host's memory bounds the pinned set."

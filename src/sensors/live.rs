@@ -56,8 +56,8 @@ pub struct Sample {
     pub host: Option<HostMemory>,
     /// The tightest limited cgroup level; `None` when no level has a limit.
     pub cgroup: Option<CgroupMemory>,
-    /// Memory pressure of our nearest limited version 2 cgroup, else of the machine. The totals
-    /// stay continuous when the source changes.
+    /// Memory pressure of our nearest limited version 2 cgroup, else of the machine; without PSI the
+    /// machine's reclaim counter alone. The totals stay continuous when the source changes.
     pub pressure: Option<Pressure>,
     /// Major faults of this process.
     pub faults: Option<Faults>,
@@ -286,16 +286,19 @@ impl Sensors {
                 self.states.put(Degraded::NoPsi, None::<SensorError>);
                 (
                     self.cgroups.path(cgroup.level),
-                    cgroup.psi,
+                    Some(cgroup.psi),
                     cgroup.direct_steal_pages,
                 )
             }
             None => {
                 let psi = self.psi.read(&mut self.buffer);
-                let psi = self.states.reading(Degraded::NoPsi, psi)?;
+                let psi = self.states.reading(Degraded::NoPsi, psi);
                 (None, psi, vmstat.map(|v| v.direct_steal_pages))
             }
         };
+        if psi.is_none() && pages.is_none() {
+            return None;
+        }
         Some(self.splice.extend(path.map(PathBuf::as_path), psi, pages))
     }
 }
@@ -304,6 +307,8 @@ impl Sensors {
 /// differences, and a jump between two sources would look like a stall.
 #[derive(Debug, Default)]
 struct Splice {
+    /// Totals have been seen.
+    begun: bool,
     /// The cgroup that the totals come from; `None` is the machine.
     source: Option<PathBuf>,
     last: Option<Psi>,
@@ -315,32 +320,27 @@ struct Splice {
 
 impl Splice {
     /// Adds what a source has grown by since it was last seen. Nothing is added when the source has
-    /// changed, or when its counters fell.
-    fn extend(&mut self, source: Option<&Path>, psi: Psi, pages: Option<u64>) -> Pressure {
-        let first = self.last.is_none();
+    /// changed, or when its counters fell, or when they were absent meanwhile.
+    fn extend(&mut self, source: Option<&Path>, psi: Option<Psi>, pages: Option<u64>) -> Pressure {
+        let first = !std::mem::replace(&mut self.begun, true);
         if first || self.source.as_deref() != source {
             self.source = source.map(Path::to_owned);
             // The first source's totals are taken as they are, a later one's only from here on.
-            self.last = Some(if first { Psi::default() } else { psi });
+            self.last = if first { Some(Psi::default()) } else { psi };
             self.last_pages = first.then_some(0);
         }
-        let last = self.last.replace(psi).unwrap_or(psi);
-        add_growth(
-            &mut self.some_total_us,
-            last.some_total_us,
-            psi.some_total_us,
-        );
-        add_growth(
-            &mut self.full_total_us,
-            last.full_total_us,
-            psi.full_total_us,
-        );
+        let last = std::mem::replace(&mut self.last, psi);
+        if let (Some(last), Some(now)) = (last, psi) {
+            let (some, full) = (&mut self.some_total_us, &mut self.full_total_us);
+            add_growth(some, last.some_total_us, now.some_total_us);
+            add_growth(full, last.full_total_us, now.full_total_us);
+        }
         if let Some(now) = pages {
             let last = self.last_pages.replace(now).unwrap_or(now);
             add_growth(&mut self.pages_total, last, now);
         }
         Pressure {
-            psi_absent: false,
+            psi_absent: psi.is_none(),
             some_total_us: self.some_total_us,
             full_total_us: self.full_total_us,
             direct_reclaim_pages: pages.map(|_| self.pages_total),

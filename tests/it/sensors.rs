@@ -51,9 +51,11 @@ fn describe(directory: &Path) -> String {
     line(format!("levels {}", sensors.cgroup_levels().len()));
     if let Some(p) = sample.pressure {
         let (some, full, pages) = (p.some_total_us, p.full_total_us, p.direct_reclaim_pages);
-        line(format!(
-            "pressure some {some} full {full} reclaimed {pages:?}"
-        ));
+        line(if p.psi_absent {
+            format!("pressure without psi reclaimed {pages:?}")
+        } else {
+            format!("pressure some {some} full {full} reclaimed {pages:?}")
+        });
     }
     if let (Some(faults), Some(minor)) = (sample.faults, sample.minor_faults) {
         line(format!("faults {} major {minor} minor", faults.major));
@@ -101,6 +103,7 @@ fn recorded_trees_are_read_as_they_were_meant() {
             "host 20480 of 32768 MiB",
             "cgroup 5120 of 8192 MiB at sys/fs/cgroup/memory",
             "levels 1",
+            "pressure without psi reclaimed Some(3520)",
             "faults 120 major 8000 minor",
             "read 700000",
             "memlock Some(65536) locked Some(65536) maps Some(65530)",
@@ -155,6 +158,7 @@ fn recorded_trees_are_read_as_they_were_meant() {
             "host 12288 of 16384 MiB",
             "cgroup 9216 of 10240 MiB at sys/fs/cgroup/system.slice/hotpin.service",
             "levels 2",
+            "pressure without psi reclaimed Some(7)",
             "faults 2 major 100 minor",
             "read 0",
             "memlock None locked Some(0) maps Some(65530)",
@@ -348,25 +352,47 @@ fn pressure_totals_do_not_jump_when_their_source_changes() {
     live.write("proc/pressure/memory", &psi(1000));
     live.write(&format!("{SERVICE}/memory.pressure"), &psi(50));
     let some_at = |live: &mut Live, ms| live.sample_at_ms(ms).pressure.unwrap().some_total_us;
-    assert_eq!(some_at(&mut live, 1000), 50);
+    // The sample that opened the sensors told reclaim without PSI, so PSI's total begins here.
+    assert_eq!(some_at(&mut live, 1000), 0);
     live.write(&format!("{SERVICE}/memory.pressure"), &psi(57));
-    assert_eq!(some_at(&mut live, 1100), 57);
+    assert_eq!(some_at(&mut live, 1100), 7);
     live.write(&format!("{SERVICE}/memory.max"), "max\n");
     assert_eq!(
         some_at(&mut live, 1200),
-        57,
+        7,
         "the machine's total begins where the cgroup's ended"
     );
     live.write("proc/pressure/memory", &psi(1003));
-    assert_eq!(some_at(&mut live, 1300), 60);
+    assert_eq!(some_at(&mut live, 1300), 10);
     live.write("proc/pressure/memory", &psi(2));
     assert_eq!(
         some_at(&mut live, 1400),
-        60,
+        10,
         "a total that falls adds nothing"
     );
     live.write("proc/pressure/memory", &psi(4));
-    assert_eq!(some_at(&mut live, 1500), 62);
+    assert_eq!(some_at(&mut live, 1500), 12);
+}
+
+#[test]
+fn without_psi_the_reclaim_counter_is_told_and_totals_begin_when_psi_comes() {
+    let mut live = Live::copy_of("no-psi");
+    let pressure = live.sample_at_ms(100).pressure.unwrap();
+    assert!(pressure.psi_absent);
+    assert_eq!(pressure.direct_reclaim_pages, Some(7));
+    let averages = "avg10=0.00 avg60=0.00 avg300=0.00";
+    let psi = |some: u64| format!("some {averages} total={some}\nfull {averages} total=0\n");
+    live.write("proc/pressure/memory", &psi(5000));
+    let begun = live.sample_at_ms(1200).pressure.unwrap();
+    assert!(!begun.psi_absent);
+    assert_eq!(begun.some_total_us, 0, "what came before was not seen");
+    live.write("proc/pressure/memory", &psi(5040));
+    assert_eq!(live.sample_at_ms(1300).pressure.unwrap().some_total_us, 40);
+    // Without both there is nothing to tell.
+    for file in ["pressure/memory", "vmstat"] {
+        fs::remove_file(live.path(&format!("proc/{file}"))).unwrap();
+    }
+    assert_eq!(live.sample_at_ms(3000).pressure, None);
 }
 
 #[test]

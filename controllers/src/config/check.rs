@@ -311,6 +311,7 @@ impl TargetingConfig {
             self.margin,
             MANY,
         )?;
+        within("targeting.stale_missed", self.stale_missed, 0.0, 1e6)?;
         within("targeting.payback_tokens", self.payback_tokens, 0.0, 1e6)?;
         within("targeting.lock_us_per_mib", self.lock_us_per_mib, 0.0, 1e6)?;
         within("targeting.dwell_s", self.dwell_s, 0.0, DAY_S)?;
@@ -335,8 +336,9 @@ impl TargetingConfig {
 
 impl DriftConfig {
     fn check(&self) -> Result<(), ConfigError> {
-        within("drift.tolerance", self.tolerance, 0.0, 1.0)?;
-        within("drift.threshold", self.threshold, 1e-3, 1000.0)?;
+        within("drift.tolerance", self.tolerance, 0.0, 100.0)?;
+        within("drift.threshold", self.threshold, 1e-3, 1e6)?;
+        within("drift.learn_tokens", self.learn_tokens, 1.0, 1e6)?;
         within("drift.memory_tokens", self.memory_tokens, 1.0, 1e6)?;
         within("drift.hurry_tokens", self.hurry_tokens, 0.0, 1e6)?;
         within("drift.hurry_factor", self.hurry_factor, 0.05, 1.0)

@@ -166,7 +166,8 @@ fn without_the_cgroup_its_limit_is_not_kept() {
         plant.cgroup_limit = Some(512 * MIB);
         let mut policy = adaptive(&plant, &AdaptiveConfig::default());
         plant.run(&mut policy, 10.0);
-        assert_eq!(plant.out.capacity_bytes <= 384 * MIB, sees);
+        // 512 MiB less the reserve of 64 MiB.
+        assert_eq!(plant.out.capacity_bytes <= 448 * MIB, sees);
         assert_eq!(
             plant.out.binding,
             if sees { Ceiling::Cgroup } else { Ceiling::Host }

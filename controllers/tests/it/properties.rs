@@ -1,6 +1,6 @@
 //! Properties that hold for any plant.
 
-use crate::plant::{GIB, MIB, Plant, Random};
+use crate::plant::{GIB, MIB, Plant, Random, Routing};
 use hotpin_controllers::config::AdaptiveConfig;
 use hotpin_controllers::{
     Adaptive, CgroupMemory, Decision, EngineTotals, Faults, Held, HostMemory, LockLimits,
@@ -300,13 +300,16 @@ proptest! {
         prop_assert!(turns.count <= edges + 2, "{} reversals", turns.count);
     }
 
-    /// Under fixed scores and capacity the pinned set comes to rest.
+    /// Under fixed scores and capacity the pinned set comes to rest, in the middle of a change of
+    /// domain with its releases as well.
     #[test]
-    fn fixed_scores_come_to_rest(seed: u64, capacity_mib in 100u64..900) {
+    fn fixed_scores_come_to_rest(seed: u64, capacity_mib in 100u64..900, drift_ticks in 0u32..40) {
         let mut plant = Plant::new(capacity_mib * MIB);
         plant.random = Random(seed);
         let mut policy = adaptive(&plant);
         plant.run(&mut policy, 8.0);
+        plant.routing = Routing::Hot { first: 30, width: 12, share: 0.9 };
+        plant.run(&mut policy, f64::from(drift_ticks) / 10.0);
         // From now on tokens are decoded, and no routing is counted.
         plant.tokens_per_tick = 0;
         for tick in 0..400 {

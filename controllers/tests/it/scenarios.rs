@@ -53,17 +53,26 @@ fn pins_are_let_go_when_routing_turns_uniform() {
     );
 }
 
-#[test]
-fn drift_is_followed_within_sixty_tokens() {
-    // 600 pinned experts, all of them stale at once, at 15 tokens a second.
+/// 600 experts are hot, as many as can be pinned.
+fn wide_plant() -> Plant {
     let shape = ModelShape::uniform(30, 64, EXPERT, 4).unwrap();
     let mut plant = Plant::shaped(shape, 1600 * MIB);
-    let hot = |first| Routing::Hot {
+    plant.routing = wide_hot(0);
+    plant
+}
+
+fn wide_hot(first: u32) -> Routing {
+    Routing::Hot {
         first,
         width: 20,
         share: 0.95,
-    };
-    plant.routing = hot(0);
+    }
+}
+
+#[test]
+fn drift_is_followed_within_sixty_tokens() {
+    // 600 pinned experts, all of them stale at once, at 15 tokens a second.
+    let mut plant = wide_plant();
     let mut policy = adaptive(&plant);
     plant.run(&mut policy, 30.0);
     let (fresh, pinned) = pinned_hot(&plant, 0, 20);
@@ -71,19 +80,88 @@ fn drift_is_followed_within_sixty_tokens() {
         pinned >= 580 && fresh * 10 >= pinned * 9,
         "{fresh} of {pinned}"
     );
-    plant.routing = hot(32);
+    plant.routing = wide_hot(32);
     let mut drift = false;
-    for tick in 0..40 {
-        plant.tokens_per_tick = 1 + tick % 2;
-        drift |= plant.tick(&mut policy).drift;
-        assert!(plant.out.pin.len() <= 24 + 64);
-    }
+    let follow = |plant: &mut Plant, policy: &mut Adaptive, ticks: u32| {
+        let mut drift = false;
+        for tick in 0..ticks {
+            plant.tokens_per_tick = 1 + tick % 2;
+            drift |= plant.tick(policy).drift;
+            assert!(plant.out.pin.len() <= 12 + 8);
+        }
+        drift
+    };
+    drift |= follow(&mut plant, &mut policy, 40);
     let (fresh, pinned) = pinned_hot(&plant, 32, 20);
     assert!(drift);
+    // Stale pins go first and the room is filled after them, 12 experts a tick since that was
+    // fastest when measured: 40 ticks are worth 480, which is 80% of the budget. The set is whole
+    // again a little later; until then the missing part is held by transit.
     assert!(
-        pinned >= 580 && fresh * 10 >= pinned * 8,
+        pinned >= 480 && fresh * 10 >= pinned * 8,
         "{fresh} of {pinned} after 60 tokens"
     );
+    follow(&mut plant, &mut policy, 20);
+    let (fresh, pinned) = pinned_hot(&plant, 32, 20);
+    assert!(
+        pinned >= 580 && fresh * 10 >= pinned * 9,
+        "{fresh} of {pinned} after 90 tokens"
+    );
+}
+
+/// Guards against stale pins that hold memory for as long as the churn limit likes: unlocking is
+/// cheap and needs no tokens from the bucket.
+#[test]
+fn stale_pins_go_within_forty_tokens_and_without_the_churn_limit() {
+    let mut plant = wide_plant();
+    let mut config = AdaptiveConfig::default();
+    config.targeting.churn_bytes_per_s = 1;
+    config.targeting.churn_burst_bytes = 1;
+    let mut profile = vec![0.0; plant.shape.total_experts()];
+    for layer in 0..30u32 {
+        for at in 0..20 {
+            let expert = plant.shape.id(layer as usize, (layer * 5 + at) % 64);
+            profile[expert.index()] = 1.0;
+        }
+    }
+    let mut policy = Adaptive::new(&plant.shape, &config, Some(&profile)).unwrap();
+    plant.run(&mut policy, 30.0);
+    let (fresh, _) = pinned_hot(&plant, 0, 20);
+    assert!(fresh >= 580, "{fresh}");
+    plant.routing = wide_hot(32);
+    for _ in 0..20 {
+        plant.tick(&mut policy);
+        let reasons = plant.out.unpin.iter().map(|action| action.reason);
+        assert!(reasons.into_iter().all(|reason| reason != Reason::Shrink));
+    }
+    let (stale, _) = pinned_hot(&plant, 0, 20);
+    assert!(stale * 5 <= fresh, "{stale} of {fresh} are still pinned");
+}
+
+/// Guards against flapping at the frontier: what was let go is not locked again before it is
+/// routed again, though its release moves the frontier itself.
+#[test]
+fn what_was_let_go_is_not_pinned_again_before_it_is_routed() {
+    let mut plant = wide_plant();
+    let mut policy = adaptive(&plant);
+    let mut released: Vec<Option<u32>> = vec![None; plant.shape.total_experts()];
+    let mut seen = 0;
+    for tick in 0..900u32 {
+        plant.routing = wide_hot(tick / 150 * 32 % 64);
+        plant.tick(&mut policy);
+        for action in &plant.out.pin {
+            let index = action.expert.index();
+            let count = plant.counts[index];
+            assert_ne!(released[index], Some(count), "tick {tick}");
+        }
+        for action in &plant.out.unpin {
+            if action.reason == Reason::Stale {
+                released[action.expert.index()] = Some(plant.counts[action.expert.index()]);
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen > 1000, "{seen} releases");
 }
 
 #[test]

@@ -4,7 +4,6 @@ use super::memory::Memory;
 use super::routing::Router;
 use super::store::{Access, Store};
 use super::{Machine, Scenario, to_bytes};
-use hotpin_controllers::config::ScoreConfig;
 use hotpin_controllers::{EngineTotals, ExpertId};
 use std::collections::VecDeque;
 
@@ -36,7 +35,7 @@ impl<'a> Engine<'a> {
         let shape = &scenario.shape;
         Self {
             now_s: 0.0,
-            store: Store::new(shape, use_score(&scenario.config.scores)),
+            store: Store::new(shape),
             memory: Memory {
                 others_bytes: scenario.others.at(0.0),
                 ..Memory::default()
@@ -137,17 +136,6 @@ impl<'a> Engine<'a> {
         self.now_s += wait_s;
         wait_s
     }
-}
-
-/// What one routing adds to a score between publications: the weight of the newest token in both
-/// half-lives, as in the live store.
-fn use_score(scores: &ScoreConfig) -> f32 {
-    let newest = |half_life_tokens: f64| 1.0 - (-1.0 / half_life_tokens).exp2();
-    let fast = newest(scores.fast_half_life_tokens);
-    let slow = newest(scores.slow_half_life_tokens) * scores.slow_weight;
-    #[expect(clippy::cast_possible_truncation, reason = "rounding is wanted")]
-    let score = ((fast + slow) / (1.0 + scores.slow_weight)) as f32;
-    score
 }
 
 fn to_ns(s: f64) -> u64 {

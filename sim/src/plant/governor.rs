@@ -85,8 +85,8 @@ impl<'a> Governor<'a> {
     }
 
     /// Carries a decision out; returns the bytes ordered locked.
-    fn act(&self, scores: &[f32], engine: &mut Engine<'_>, decision: &Decision) -> u64 {
-        engine.store.publish_scores(scores);
+    fn act(&self, ranks: &[f32], engine: &mut Engine<'_>, decision: &Decision) -> u64 {
+        engine.store.publish_ranks(ranks);
         engine.store.set_capacity(decision.capacity_bytes);
         for action in &decision.unpin {
             engine.store.unpin(action.expert);

@@ -1,13 +1,16 @@
 //! The store's books, and what the kernel made of them.
 //!
-//! Follows the live store `mapped`: transit is evicted by score when a fetch exceeds the budget, a
-//! routed expert's score rises at once, and the books may call an expert resident that the kernel
+//! Follows the live store `mapped`: transit is evicted by rank when a fetch exceeds the budget, a
+//! routed expert's rank rises at once, and the books may call an expert resident that the kernel
 //! has reclaimed.
 
 use hotpin_controllers::{ExpertId, Held, ModelShape, Residence};
 
 /// Eviction goes this share of the budget further, so that it is not done for every fetch.
 const EVICT_AHEAD_SHARE: u64 = 64;
+
+/// Factor on the rank of an expert for each use until the policy's ranks are published again.
+const USE_RANK: f32 = 1.4;
 
 /// What a routed expert cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,8 +32,7 @@ pub(super) struct Store {
     gone: Vec<bool>,
     last_use: Vec<u64>,
     uses: u64,
-    scores: Vec<f32>,
-    use_score: f32,
+    ranks: Vec<f32>,
     capacity_bytes: u64,
     pinned_bytes: u64,
     transit_bytes: u64,
@@ -39,7 +41,7 @@ pub(super) struct Store {
 }
 
 impl Store {
-    pub fn new(shape: &ModelShape, use_score: f32) -> Self {
+    pub fn new(shape: &ModelShape) -> Self {
         let experts = shape.total_experts();
         let bytes = (0..shape.layers()).flat_map(|layer| {
             let count = shape.experts_in(layer) as usize;
@@ -51,8 +53,7 @@ impl Store {
             gone: vec![false; experts],
             last_use: vec![0; experts],
             uses: 0,
-            scores: vec![0.0; experts],
-            use_score,
+            ranks: vec![0.0; experts],
             capacity_bytes: 0,
             pinned_bytes: 0,
             transit_bytes: 0,
@@ -95,8 +96,8 @@ impl Store {
         self.capacity_bytes = bytes;
     }
 
-    pub fn publish_scores(&mut self, scores: &[f32]) {
-        self.scores.copy_from_slice(scores);
+    pub fn publish_ranks(&mut self, ranks: &[f32]) {
+        self.ranks.copy_from_slice(ranks);
     }
 
     /// An expert is routed: finds out what it costs, and makes it resident.
@@ -105,7 +106,7 @@ impl Store {
         let before = self.last_use[index] > 0;
         self.uses += 1;
         self.last_use[index] = self.uses;
-        self.scores[index] += self.use_score;
+        self.ranks[index] = self.ranks[index].max(1.0) * USE_RANK;
         match self.residence[index] {
             Residence::Pinned => Access::Hit,
             Residence::Transit if self.gone[index] => {
@@ -122,7 +123,7 @@ impl Store {
         }
     }
 
-    /// Evicts the lowest-scored transit until it fits beside the pins, sparing `keep`.
+    /// Evicts the lowest-ranked transit until it fits beside the pins, sparing `keep`.
     pub fn evict(&mut self, keep: &[u32]) {
         let budget_bytes = self.capacity_bytes.saturating_sub(self.pinned_bytes);
         if self.transit_bytes <= budget_bytes {
@@ -133,7 +134,7 @@ impl Store {
         victims.clear();
         for (id, index) in (0u32..).zip(0..self.residence.len()) {
             if self.residence[index] == Residence::Transit && !keep.contains(&id) {
-                victims.push((self.scores[index], id));
+                victims.push((self.ranks[index], id));
             }
         }
         victims.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));

@@ -137,7 +137,7 @@ fn without_privilege(memlock_bytes: u64, args: &[String]) -> Ran {
         .args(args)
         .stdin(Stdio::null());
     clean(&mut command);
-    Ran::of(command.output().expect("util-linux is installed"))
+    Ran::of(&command.output().expect("util-linux is installed"))
 }
 
 #[test]
@@ -276,7 +276,7 @@ fn readers_that_go_away_end_the_program_quietly() {
         let mut stdout = child.stdout.take().expect("stdout");
         stdout.read_exact(&mut first).expect("ten bytes");
         drop(stdout);
-        Ran::of(child.wait_with_output().expect("wait")).success();
+        Ran::of(&child.wait_with_output().expect("wait")).success();
     };
     gone(&greedy(&model, PROMPT, "100000", &["--policy", "fetch"]));
     gone(&["inspect".to_owned(), text(&model).to_owned()]);

@@ -45,9 +45,10 @@ impl Books {
             .dense()
             .iter()
             .map(|&(address, len)| pages(address, len));
-        let model = slices.chain(dense).fold(usize::MAX..0, |all, range| {
-            all.start.min(range.start)..all.end.max(range.end)
-        });
+        let all: Vec<Range<usize>> = slices.chain(dense).collect();
+        let first = all.iter().map(|range| range.start).min().expect("weights");
+        let end = all.iter().map(|range| range.end).max().expect("weights");
+        let model = first..end;
         Self {
             rig,
             store,

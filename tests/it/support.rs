@@ -42,7 +42,7 @@ fn present(test: &str, path: PathBuf) -> Option<PathBuf> {
         "{test} needs {}: make test makes the model",
         path.display()
     );
-    println!("SKIPPED {test}: make test makes the model");
+    eprintln!("SKIPPED {test}: make test makes the model");
     None
 }
 
@@ -240,7 +240,7 @@ pub struct Ran {
 }
 
 impl Ran {
-    pub fn of(output: Output) -> Self {
+    pub fn of(output: &Output) -> Self {
         let ran = Self {
             code: output.status.code(),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
@@ -267,7 +267,7 @@ impl Ran {
 
 /// Runs the program to its end.
 pub fn run<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Ran {
-    Ran::of(program(args).output().expect("start"))
+    Ran::of(&program(args).output().expect("start"))
 }
 
 /// Runs the program to its end with `input` on stdin.
@@ -281,7 +281,7 @@ pub fn run_with_input<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>, input:
     let mut stdin = child.stdin.take().expect("stdin");
     stdin.write_all(input.as_bytes()).expect("write");
     drop(stdin);
-    Ran::of(child.wait_with_output().expect("wait"))
+    Ran::of(&child.wait_with_output().expect("wait"))
 }
 
 /// Arguments of a greedy `hotpin run` of `predict` tokens.

@@ -96,19 +96,31 @@ struct StopWatch<'a> {
 
 impl<'a> StopWatch<'a> {
     fn new(stops: &'a [String]) -> Self {
-        Self { stops: stops.iter().map(String::as_bytes).collect(), held: Vec::new() }
+        Self {
+            stops: stops.iter().map(String::as_bytes).collect(),
+            held: Vec::new(),
+        }
     }
 
     /// Adds text; returns what is certain and whether a stop text was found (what follows it, and it,
     /// is dropped).
     fn push(&mut self, text: &[u8]) -> (Vec<u8>, bool) {
         self.held.extend_from_slice(text);
-        let first = self.stops.iter().filter_map(|stop| find(&self.held, stop)).min();
+        let first = self
+            .stops
+            .iter()
+            .filter_map(|stop| find(&self.held, stop))
+            .min();
         if let Some(at) = first {
             self.held.truncate(at);
             return (std::mem::take(&mut self.held), true);
         }
-        let keep = self.stops.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);
+        let keep = self
+            .stops
+            .iter()
+            .map(|stop| overlap(&self.held, stop))
+            .max()
+            .unwrap_or(0);
         let certain = self.held.drain(..self.held.len() - keep).collect();
         (certain, false)
     }
@@ -124,7 +136,10 @@ fn find(text: &[u8], what: &[u8]) -> Option<usize> {
 
 /// Length of the longest end of `text` that begins `what`.
 fn overlap(text: &[u8], what: &[u8]) -> usize {
-    (1..what.len().min(text.len() + 1)).rev().find(|&n| text.ends_with(&what[..n])).unwrap_or(0)
+    (1..what.len().min(text.len() + 1))
+        .rev()
+        .find(|&n| text.ends_with(&what[..n]))
+        .unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -148,8 +163,14 @@ mod tests {
 
     #[test]
     fn stop_texts_are_found_across_pieces_and_never_shown() {
-        assert_eq!(run(&["END"], &["one E", "N", "D two"]), ("one ".into(), true));
-        assert_eq!(run(&["END"], &["one E", "N", "d"]), ("one ENd".into(), false));
+        assert_eq!(
+            run(&["END"], &["one E", "N", "D two"]),
+            ("one ".into(), true)
+        );
+        assert_eq!(
+            run(&["END"], &["one E", "N", "d"]),
+            ("one ENd".into(), false)
+        );
         assert_eq!(run(&["END"], &["one EN"]), ("one EN".into(), false));
         assert_eq!(run(&["bc", "abcd"], &["ab", "cd"]), ("a".into(), true));
         assert_eq!(run(&[], &["a", "b"]), ("ab".into(), false));

@@ -80,7 +80,10 @@ impl Profile {
             .map(|l| {
                 let (own, others) = rest.split_at(rest.len().min(l.experts as usize));
                 rest = others;
-                LayerCounts { block: l.block, counts: own.to_vec() }
+                LayerCounts {
+                    block: l.block,
+                    counts: own.to_vec(),
+                }
             })
             .collect();
         Self {
@@ -98,10 +101,14 @@ impl Profile {
     /// # Errors
     /// [`ProfileError`], see there.
     pub fn load(path: &Path, map: &ModelMap) -> Result<Self, ProfileError> {
-        let malformed =
-            |detail: String| ProfileError::Malformed { path: path.to_owned(), detail };
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ProfileError::Io { path: path.to_owned(), source })?;
+        let malformed = |detail: String| ProfileError::Malformed {
+            path: path.to_owned(),
+            detail,
+        };
+        let text = std::fs::read_to_string(path).map_err(|source| ProfileError::Io {
+            path: path.to_owned(),
+            source,
+        })?;
         let profile: Self = toml::from_str(&text).map_err(|e| malformed(e.to_string()))?;
         if profile.version != VERSION {
             return Err(malformed(format!(
@@ -134,9 +141,15 @@ impl Profile {
 
     /// Counts indexed by expert, for the controllers.
     #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "relative weights; 24 bits suffice")]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "relative weights; 24 bits suffice"
+    )]
     pub fn counts(&self) -> Vec<f32> {
-        self.layer.iter().flat_map(|l| l.counts.iter().map(|&n| n as f32)).collect()
+        self.layer
+            .iter()
+            .flat_map(|l| l.counts.iter().map(|&n| n as f32))
+            .collect()
     }
 
     /// Writes the profile: all of it or nothing.
@@ -148,7 +161,10 @@ impl Profile {
             path: path.to_owned(),
             detail: e.to_string(),
         })?;
-        let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let folder = path
+            .parent()
+            .filter(|p| !p.as_os_str().is_empty())
+            .unwrap_or(Path::new("."));
         let write = || {
             let mut file = tempfile::NamedTempFile::new_in(folder)?;
             file.write_all(text.as_bytes())?;
@@ -156,6 +172,9 @@ impl Profile {
             file.persist(path).map_err(|e| e.error)?;
             Ok(())
         };
-        write().map_err(|source| ProfileError::Io { path: path.to_owned(), source })
+        write().map_err(|source| ProfileError::Io {
+            path: path.to_owned(),
+            source,
+        })
     }
 }

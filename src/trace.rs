@@ -58,10 +58,14 @@ impl Recorder {
             shape: map.shape().clone(),
             dense_bytes: map.dense_bytes(),
         };
-        let encoder = TraceEncoder::new(&header)
-            .map_err(|source| RecordError::Format { path: path.to_owned(), source })?;
-        let file = File::create(path)
-            .map_err(|source| RecordError::Io { path: path.to_owned(), source })?;
+        let encoder = TraceEncoder::new(&header).map_err(|source| RecordError::Format {
+            path: path.to_owned(),
+            source,
+        })?;
+        let file = File::create(path).map_err(|source| RecordError::Io {
+            path: path.to_owned(),
+            source,
+        })?;
         Ok(Self {
             path: path.to_owned(),
             shape: map.shape().clone(),
@@ -81,10 +85,17 @@ impl Recorder {
             // A layer of which nothing is wanted is not heard of again in this micro-batch.
             self.layers.iter_mut().for_each(Vec::clear);
             self.tokens = routed.tokens;
-            self.phase = if routed.batch_tokens == 1 { Phase::Decode } else { Phase::Prefill };
+            self.phase = if routed.batch_tokens == 1 {
+                Phase::Decode
+            } else {
+                Phase::Prefill
+            };
         }
         let first = self.shape.id(layer, 0).0;
-        let ids = routed.experts.iter().map(|&e| first + u32::try_from(e).unwrap_or(0));
+        let ids = routed
+            .experts
+            .iter()
+            .map(|&e| first + u32::try_from(e).unwrap_or(0));
         self.layers[layer].extend(ids);
     }
 
@@ -99,7 +110,11 @@ impl Recorder {
         let tokens = std::mem::take(&mut self.tokens);
         let top_k = |layer: usize| self.shape.top_k_in(layer) as usize;
         let rows = |layer: usize| self.layers[layer].len() / top_k(layer).max(1);
-        let whole = (0..self.layers.len()).map(rows).min().unwrap_or(0).min(tokens);
+        let whole = (0..self.layers.len())
+            .map(rows)
+            .min()
+            .unwrap_or(0)
+            .min(tokens);
         for from_end in (1..=whole).rev() {
             self.row.clear();
             for (layer, ids) in self.layers.iter().enumerate() {
@@ -107,7 +122,9 @@ impl Recorder {
                 let at = ids.len() - from_end * k;
                 self.row.extend_from_slice(&ids[at..at + k]);
             }
-            let Some(encoder) = &mut self.encoder else { return };
+            let Some(encoder) = &mut self.encoder else {
+                return;
+            };
             if let Err(error) = encoder.push(self.phase, &self.row) {
                 self.give_up(&error);
                 return;
@@ -122,7 +139,10 @@ impl Recorder {
     }
 
     fn give_up(&mut self, error: &dyn std::fmt::Display) {
-        tracing::error!("trace {}: {error}; the recording ends here", self.path.display());
+        tracing::error!(
+            "trace {}: {error}; the recording ends here",
+            self.path.display()
+        );
         self.encoder = None;
     }
 }

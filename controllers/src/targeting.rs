@@ -117,7 +117,10 @@ impl Targeting {
         best_first(&mut self.resident, sought);
         best_first(&mut self.absent, sought);
         let filled = self.fill(sizes, input, frontier, &mut room_bytes, out);
-        if filled && self.config.max_swaps_per_tick > 0 && !matches!(input.fill, Fill::Everything { .. }) {
+        if filled
+            && self.config.max_swaps_per_tick > 0
+            && !matches!(input.fill, Fill::Everything { .. })
+        {
             self.swap(sizes, input, room_bytes, out);
         }
     }

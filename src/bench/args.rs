@@ -55,7 +55,12 @@ pub struct BenchArgs {
     pub tokens: u32,
 
     /// Tokens to decode before those in each domain, hashed and not timed
-    #[arg(long, default_value_t = 0, conflicts_with = "prompts", env = "HOTPIN_WARMUP_TOKENS")]
+    #[arg(
+        long,
+        default_value_t = 0,
+        conflicts_with = "prompts",
+        env = "HOTPIN_WARMUP_TOKENS"
+    )]
     pub warmup_tokens: u32,
 
     /// Limit of each run, in a cgroup of its own: 2500MB, 2GiB, or 45% of the model [default: none]

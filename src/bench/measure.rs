@@ -34,7 +34,11 @@ pub struct Passed {
 
 impl Default for Passed {
     fn default() -> Self {
-        Self { engine: EngineOptions::default(), control: AdaptiveConfig::default(), tick_ms: 100 }
+        Self {
+            engine: EngineOptions::default(),
+            control: AdaptiveConfig::default(),
+            tick_ms: 100,
+        }
     }
 }
 
@@ -46,7 +50,9 @@ pub fn execute() -> ExitCode {
     let (line, code) = match outcome {
         Ok(result) => (serde_json::to_string(&result), ExitCode::SUCCESS),
         Err(error) => {
-            let error = ChildError { error: format!("{error:#}") };
+            let error = ChildError {
+                error: format!("{error:#}"),
+            };
             (serde_json::to_string(&error), ExitCode::FAILURE)
         }
     };
@@ -58,7 +64,9 @@ pub fn execute() -> ExitCode {
 
 fn request() -> Result<ChildRequest> {
     let mut text = String::new();
-    std::io::stdin().read_to_string(&mut text).context("reading the request")?;
+    std::io::stdin()
+        .read_to_string(&mut text)
+        .context("reading the request")?;
     serde_json::from_str(&text).context("the request is not valid")
 }
 
@@ -98,12 +106,22 @@ fn rig_options(request: &ChildRequest, map: &ModelMap) -> Result<RigOptions> {
         Some(path) => Some(Profile::load(path, map)?.counts()),
         None => None,
     };
-    let recorder =
-        request.record.as_deref().map(|path| Recorder::create(path, map)).transpose()?;
-    let journal = request.journal.as_deref().map(JournalFile::create).transpose()?;
+    let recorder = request
+        .record
+        .as_deref()
+        .map(|path| Recorder::create(path, map))
+        .transpose()?;
+    let journal = request
+        .journal
+        .as_deref()
+        .map(JournalFile::create)
+        .transpose()?;
     Ok(RigOptions {
         policy: request.policy.parse::<PolicyKind>()?,
-        engine: EngineOptions { threads: request.threads, ..passed.engine },
+        engine: EngineOptions {
+            threads: request.threads,
+            ..passed.engine
+        },
         control: passed.control,
         profile,
         tick: Duration::from_millis(passed.tick_ms),
@@ -132,7 +150,11 @@ fn works(request: &ChildRequest, model: &Model) -> Result<Vec<(String, Work)>> {
                     .with_context(|| text.path.display().to_string())?;
                 let mut tokens = model.tokenize(&content, false, false)?;
                 if tokens.len() < wanted {
-                    bail!("{} has {} tokens, {wanted} were asked for", text.path.display(), tokens.len());
+                    bail!(
+                        "{} has {} tokens, {wanted} were asked for",
+                        text.path.display(),
+                        tokens.len()
+                    );
                 }
                 tokens.truncate(wanted);
                 Ok(Work::Forced(tokens))
@@ -273,7 +295,8 @@ fn segment_result(
     // Where the kernel keeps transit, only what is locked is known to be resident.
     let books = matches!(policy, PolicyKind::Adaptive | PolicyKind::Lru) && routed > 0.0;
     let tapped = policy != PolicyKind::Off && routed > 0.0;
-    let per_token = |now: Option<u64>, then: Option<u64>| Some(now?.saturating_sub(then?) as f64 / n);
+    let per_token =
+        |now: Option<u64>, then: Option<u64>| Some(now?.saturating_sub(then?) as f64 / n);
     let seconds = spent.as_secs_f64();
     SegmentResult {
         name,

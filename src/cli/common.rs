@@ -44,7 +44,10 @@ pub(super) struct EngineArgs {
 impl EngineArgs {
     /// The defaults with another context length.
     pub(super) fn defaults(ctx_size: u32) -> EngineOptions {
-        EngineOptions { n_ctx: ctx_size, ..EngineOptions::default() }
+        EngineOptions {
+            n_ctx: ctx_size,
+            ..EngineOptions::default()
+        }
     }
 
     pub(super) fn options(&self) -> EngineOptions {
@@ -121,7 +124,11 @@ impl ControlArgs {
             Some(path) => Some(Profile::load(path, map)?.counts()),
             None => None,
         };
-        let file = self.journal.as_deref().map(JournalFile::create).transpose()?;
+        let file = self
+            .journal
+            .as_deref()
+            .map(JournalFile::create)
+            .transpose()?;
         Ok(RigOptions {
             policy: self.policy,
             engine,
@@ -129,7 +136,11 @@ impl ControlArgs {
             profile,
             tick: Duration::from_millis(self.tick_ms),
             journal: Journal::new(file),
-            recorder: self.record.as_deref().map(|path| Recorder::create(path, map)).transpose()?,
+            recorder: self
+                .record
+                .as_deref()
+                .map(|path| Recorder::create(path, map))
+                .transpose()?,
         })
     }
 }
@@ -159,7 +170,9 @@ pub(super) fn note(text: &str) {
 
 /// Settings of the control laws from a TOML file; defaults without one.
 pub(super) fn read_control(path: Option<&Path>) -> Result<AdaptiveConfig> {
-    let Some(path) = path else { return Ok(AdaptiveConfig::default()) };
+    let Some(path) = path else {
+        return Ok(AdaptiveConfig::default());
+    };
     let what = || format!("control settings {}", path.display());
     let text = std::fs::read_to_string(path).with_context(what)?;
     toml::from_str(&text).with_context(what)
@@ -176,7 +189,11 @@ pub(super) fn load(path: &Path) -> Result<(ModelMap, Model)> {
     let map = ModelMap::open(path)?;
     let bar = bar("loading");
     let model = Model::load(map.path(), |fraction| {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 1000")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "0 to 1000"
+        )]
         bar.set_position((fraction * 1000.0) as u64);
         true
     });
@@ -185,7 +202,11 @@ pub(super) fn load(path: &Path) -> Result<(ModelMap, Model)> {
 }
 
 /// Puts a session together, with a progress bar for the first pins, and prints its notes.
-pub(super) fn assemble<'m>(model: &'m Model, map: &ModelMap, options: RigOptions) -> Result<Rig<'m>> {
+pub(super) fn assemble<'m>(
+    model: &'m Model,
+    map: &ModelMap,
+    options: RigOptions,
+) -> Result<Rig<'m>> {
     let bar = bar("pinning");
     let rig = Rig::assemble(model, map, options, &mut |done, planned| {
         bar.set_position(done.saturating_mul(1000) / planned.max(1));

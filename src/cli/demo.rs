@@ -34,11 +34,15 @@ pub(super) fn execute(verb: DemoVerb) -> Result<ExitCode> {
 fn stop_on_interrupt() -> Result<Arc<AtomicBool>> {
     let stopped = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stopped);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
-    std::thread::Builder::new().name("interrupt".into()).spawn(move || {
-        if runtime.block_on(tokio::signal::ctrl_c()).is_ok() {
-            flag.store(true, Ordering::Relaxed);
-        }
-    })?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()?;
+    std::thread::Builder::new()
+        .name("interrupt".into())
+        .spawn(move || {
+            if runtime.block_on(tokio::signal::ctrl_c()).is_ok() {
+                flag.store(true, Ordering::Relaxed);
+            }
+        })?;
     Ok(stopped)
 }

@@ -22,8 +22,11 @@ pub(super) struct InspectArgs {
 pub(super) fn execute(args: &InspectArgs) -> Result<ExitCode> {
     let map = ModelMap::open(&args.model)?;
     let report = Inspection::new(&map, memory());
-    let text =
-        if args.json { serde_json::to_string_pretty(&report)? } else { report.to_string() };
+    let text = if args.json {
+        serde_json::to_string_pretty(&report)?
+    } else {
+        report.to_string()
+    };
     common::say(&text)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -33,10 +36,17 @@ pub(super) fn memory() -> Option<Memory> {
     let now = Moment { ns: 0 };
     let sample = Sensors::open(&Roots::default(), now).sample(now);
     let control = AdaptiveConfig::default().capacity;
-    let host = sample.host.map(|h| (h.available_bytes, control.host_reserve_bytes));
-    let cgroup = sample.cgroup.map(|c| (c.available_bytes, control.cgroup_reserve_bytes));
+    let host = sample
+        .host
+        .map(|h| (h.available_bytes, control.host_reserve_bytes));
+    let cgroup = sample
+        .cgroup
+        .map(|c| (c.available_bytes, control.cgroup_reserve_bytes));
     host.into_iter()
         .chain(cgroup)
         .min_by_key(|&(available, reserve)| available.saturating_sub(reserve))
-        .map(|(available_bytes, reserve_bytes)| Memory { available_bytes, reserve_bytes })
+        .map(|(available_bytes, reserve_bytes)| Memory {
+            available_bytes,
+            reserve_bytes,
+        })
 }

@@ -23,7 +23,11 @@ pub(super) struct JournalArgs {
 
 pub(super) fn execute(args: &JournalArgs) -> Result<ExitCode> {
     let entries = read(&args.file)?;
-    ensure!(!entries.is_empty(), "{} has no entries", args.file.display());
+    ensure!(
+        !entries.is_empty(),
+        "{} has no entries",
+        args.file.display()
+    );
     println!("{}", summary(&entries));
     if let Some(chart) = &args.chart {
         draw(&entries, chart).with_context(|| format!("chart {}", chart.display()))?;
@@ -88,12 +92,20 @@ fn summary(entries: &[Entry]) -> String {
 type Line = (&'static str, RGBColor, fn(&Entry) -> Option<u64>);
 
 const LINES: [Line; 4] = [
-    ("capacity", RGBColor(0x00, 0x72, 0xb2), |e| Some(e.capacity_bytes)),
-    ("pinned", RGBColor(0x00, 0x9e, 0x73), |e| Some(e.pinned_bytes)),
-    ("pinned + transit", RGBColor(0xe6, 0x9f, 0x00), |e| Some(e.pinned_bytes + e.transit_bytes)),
-    ("available", RGBColor(0x8c, 0x92, 0x9d), |e| match (e.available_bytes, e.cgroup_available_bytes) {
-        (Some(host), Some(cgroup)) => Some(host.min(cgroup)),
-        (host, cgroup) => host.or(cgroup),
+    ("capacity", RGBColor(0x00, 0x72, 0xb2), |e| {
+        Some(e.capacity_bytes)
+    }),
+    ("pinned", RGBColor(0x00, 0x9e, 0x73), |e| {
+        Some(e.pinned_bytes)
+    }),
+    ("pinned + transit", RGBColor(0xe6, 0x9f, 0x00), |e| {
+        Some(e.pinned_bytes + e.transit_bytes)
+    }),
+    ("available", RGBColor(0x8c, 0x92, 0x9d), |e| {
+        match (e.available_bytes, e.cgroup_available_bytes) {
+            (Some(host), Some(cgroup)) => Some(host.min(cgroup)),
+            (host, cgroup) => host.or(cgroup),
+        }
     }),
 ];
 
@@ -101,7 +113,9 @@ fn draw(entries: &[Entry], path: &Path) -> Result<()> {
     #[expect(clippy::cast_precision_loss, reason = "for display")]
     let gib = |bytes: u64| bytes as f64 / GIB;
     let end_s = entries[entries.len() - 1].t_s.max(1.0);
-    let values = entries.iter().flat_map(|e| LINES.iter().filter_map(move |line| line.2(e)));
+    let values = entries
+        .iter()
+        .flat_map(|e| LINES.iter().filter_map(move |line| line.2(e)));
     let top = gib(values.max().unwrap_or(1)) * 1.05;
     let mut svg = String::new();
     {

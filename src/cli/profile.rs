@@ -34,7 +34,11 @@ pub(super) struct ProfileArgs {
 
 pub(super) fn execute(args: &ProfileArgs) -> Result<ExitCode> {
     let (map, model) = common::load(&args.model)?;
-    ensure!(map.is_moe(), "{} is a dense model: it has no experts to count", args.model.display());
+    ensure!(
+        map.is_moe(),
+        "{} is a dense model: it has no experts to count",
+        args.model.display()
+    );
     let options = args.engine.options();
     let mut session = Session::new(&model, &options, true)?;
     session.warm_up()?;
@@ -84,7 +88,10 @@ fn skew(shape: &ModelShape, counts: &[u64]) -> String {
     }
     #[expect(clippy::cast_precision_loss, reason = "for display")]
     let share = hot as f64 / all.max(1) as f64;
-    format!("the busiest quarter of the experts took {:.0}% of the routing", share * 100.0)
+    format!(
+        "the busiest quarter of the experts took {:.0}% of the routing",
+        share * 100.0
+    )
 }
 
 /// Counts every routing of every token.
@@ -97,8 +104,17 @@ struct Census {
 
 impl Census {
     fn new(map: &ModelMap, counts: Arc<Mutex<Vec<u64>>>) -> Self {
-        let layers = map.layers().iter().enumerate().map(|(i, l)| (l.block, i)).collect();
-        Self { counts, shape: map.shape().clone(), layers }
+        let layers = map
+            .layers()
+            .iter()
+            .enumerate()
+            .map(|(i, l)| (l.block, i))
+            .collect();
+        Self {
+            counts,
+            shape: map.shape().clone(),
+            layers,
+        }
     }
 }
 
@@ -112,7 +128,9 @@ impl RouteSink for Census {
             let index = u32::try_from(expert)
                 .ok()
                 .filter(|&e| e < self.shape.experts_in(layer))
-                .ok_or_else(|| format!("the router of block {} named expert {expert}", routed.block))?;
+                .ok_or_else(|| {
+                    format!("the router of block {} named expert {expert}", routed.block)
+                })?;
             counts[self.shape.id(layer, index).index()] += 1;
         }
         Ok(())

@@ -54,10 +54,22 @@ pub(super) struct RunArgs {
 impl RunArgs {
     fn sampler(&self) -> Result<SamplerOptions> {
         let checks = [
-            (self.temp >= 0.0 && self.temp.is_finite(), "--temp must be 0 or more"),
-            (self.top_p > 0.0 && self.top_p <= 1.0, "--top-p must be above 0 and at most 1"),
-            ((0.0..=1.0).contains(&self.min_p), "--min-p must be between 0 and 1"),
-            (self.stop.iter().all(|s| !s.is_empty()), "--stop must not be empty"),
+            (
+                self.temp >= 0.0 && self.temp.is_finite(),
+                "--temp must be 0 or more",
+            ),
+            (
+                self.top_p > 0.0 && self.top_p <= 1.0,
+                "--top-p must be above 0 and at most 1",
+            ),
+            (
+                (0.0..=1.0).contains(&self.min_p),
+                "--min-p must be between 0 and 1",
+            ),
+            (
+                self.stop.iter().all(|s| !s.is_empty()),
+                "--stop must not be empty",
+            ),
         ];
         if let Some((_, wrong)) = checks.into_iter().find(|(fits, _)| !fits) {
             return Err(Usage(wrong.to_owned()).into());
@@ -76,7 +88,9 @@ impl RunArgs {
             return Ok(self.prompt.clone());
         }
         let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text).context("reading the prompt from stdin")?;
+        std::io::stdin()
+            .read_to_string(&mut text)
+            .context("reading the prompt from stdin")?;
         Ok(text)
     }
 
@@ -140,7 +154,10 @@ fn report(rig: &Rig<'_>, generation: &Generation) {
         return;
     }
     #[expect(clippy::cast_precision_loss, reason = "for display")]
-    let (hit, stall_s) = (totals.hits as f64 / routed as f64, totals.stall_ns as f64 / 1e9);
+    let (hit, stall_s) = (
+        totals.hits as f64 / routed as f64,
+        totals.stall_ns as f64 / 1e9,
+    );
     if let Some(governor) = &rig.governor {
         let status = governor.status();
         common::note(&format!(

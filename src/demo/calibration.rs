@@ -187,7 +187,8 @@ fn share(domains: &[(String, Vec<i32>)], options: &Options) -> Result<Vec<Share>
     let held_out = |tokens: &[i32]| options.held_out_tokens.min(tokens.len() / 2);
     let left = |tokens: &[i32]| tokens.len() - held_out(tokens);
     let shortest = domains.iter().min_by_key(|(_, tokens)| left(tokens));
-    let (shortest, fewest) = shortest.map_or(("", 0), |(name, tokens)| (name.as_str(), left(tokens)));
+    let (shortest, fewest) =
+        shortest.map_or(("", 0), |(name, tokens)| (name.as_str(), left(tokens)));
     let take = fewest.min(options.calibration_tokens);
     let mut next_row = 0;
     let mut shares = Vec::with_capacity(domains.len());

@@ -22,16 +22,25 @@ pub(super) fn install() {
 
 /// The last warnings and errors, oldest first, joined by `; `.
 pub(super) fn recent() -> String {
-    let lines = RECENT.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let lines = RECENT
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
     if lines.is_empty() {
         return "no reason was given".to_owned();
     }
-    lines.iter().map(String::as_str).collect::<Vec<_>>().join("; ")
+    lines
+        .iter()
+        .map(String::as_str)
+        .collect::<Vec<_>>()
+        .join("; ")
 }
 
 /// Forgets the kept lines, so that the next error quotes only its own.
 pub(super) fn forget() {
-    RECENT.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clear();
+    RECENT
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+        .clear();
 }
 
 unsafe extern "C" fn forward(level: sys::ggml_log_level, text: *const c_char, _: *mut c_void) {
@@ -59,7 +68,9 @@ unsafe extern "C" fn forward(level: sys::ggml_log_level, text: *const c_char, _:
 }
 
 fn keep(line: &str) {
-    let mut lines = RECENT.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut lines = RECENT
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
     if lines.len() == KEPT_LINES {
         lines.pop_front();
     }

@@ -20,7 +20,10 @@ pub(super) fn backend() -> &'static LlamaBackend {
     static BACKEND: OnceLock<LlamaBackend> = OnceLock::new();
     BACKEND.get_or_init(|| {
         log::install();
-        #[expect(clippy::expect_used, reason = "fails only when initialised twice, which OnceLock excludes")]
+        #[expect(
+            clippy::expect_used,
+            reason = "fails only when initialised twice, which OnceLock excludes"
+        )]
         LlamaBackend::init().expect("llama.cpp's backend is initialised once")
     })
 }
@@ -41,7 +44,10 @@ impl Model {
     pub fn load(path: &Path, mut progress: impl FnMut(f32) -> bool) -> Result<Self, EngineError> {
         let _ = backend();
         log::forget();
-        let fail = |detail: String| EngineError::Load { path: path.display().to_string(), detail };
+        let fail = |detail: String| EngineError::Load {
+            path: path.display().to_string(),
+            detail,
+        };
         let c_path = CString::new(path.as_os_str().as_bytes())
             .map_err(|_| fail("the path contains a NUL byte".into()))?;
         let mut report: &mut dyn FnMut(f32) -> bool = &mut progress;
@@ -67,9 +73,18 @@ impl Model {
     ///
     /// # Errors
     /// [`EngineError::Tokenize`].
-    pub fn tokenize(&self, text: &str, bos: bool, special: bool) -> Result<Vec<Token>, EngineError> {
+    pub fn tokenize(
+        &self,
+        text: &str,
+        bos: bool,
+        special: bool,
+    ) -> Result<Vec<Token>, EngineError> {
         let add = if bos { AddBos::Always } else { AddBos::Never };
-        let special = if special { Special::Tokenize } else { Special::Plaintext };
+        let special = if special {
+            Special::Tokenize
+        } else {
+            Special::Plaintext
+        };
         self.inner
             .str_to_token_with_special(text, add, special)
             .map(|tokens| tokens.into_iter().map(|t| t.0).collect())
@@ -89,7 +104,10 @@ impl Model {
     pub fn token_bytes(&self, token: Token) -> Result<Vec<u8>, EngineError> {
         self.inner
             .token_to_raw_bytes(LlamaToken(token), Special::Plaintext)
-            .map_err(|e| EngineError::Detokenize { token, detail: e.to_string() })
+            .map_err(|e| EngineError::Detokenize {
+                token,
+                detail: e.to_string(),
+            })
     }
 
     /// Whether the token ends the generation.
@@ -129,7 +147,11 @@ impl Model {
             .apply(&ChatApplyParams::new(messages))
             .map_err(|e| fail(e.to_string()))?;
         // User text is tokenised apart from the template, so that it cannot forge control tokens.
-        let add = if self.adds_bos() { AddBos::Always } else { AddBos::Never };
+        let add = if self.adds_bos() {
+            AddBos::Always
+        } else {
+            AddBos::Never
+        };
         rendered
             .tokenize_prompt(&self.inner, add)
             .map(|tokens| tokens.into_iter().map(|t| t.0).collect())

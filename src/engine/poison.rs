@@ -17,7 +17,10 @@ pub struct Poison {
 impl Poison {
     /// Records a failure; the first cause is the one that is reported.
     pub fn set(&self, cause: String) {
-        let mut slot = self.cause.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut slot = self
+            .cause
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         slot.get_or_insert(cause);
         self.set.store(true, Ordering::Release);
     }
@@ -33,7 +36,10 @@ impl Poison {
         if !self.is_set() {
             return None;
         }
-        let mut slot = self.cause.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut slot = self
+            .cause
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         self.set.store(false, Ordering::Release);
         slot.take()
     }

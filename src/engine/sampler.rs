@@ -21,7 +21,13 @@ pub struct SamplerOptions {
 
 impl Default for SamplerOptions {
     fn default() -> Self {
-        Self { temperature: 0.8, top_p: 0.95, top_k: 40, min_p: 0.05, seed: 0 }
+        Self {
+            temperature: 0.8,
+            top_p: 0.95,
+            top_k: 40,
+            min_p: 0.05,
+            seed: 0,
+        }
     }
 }
 
@@ -40,7 +46,9 @@ impl Sampler {
         } else {
             let mut parts = Vec::new();
             if options.top_k > 0 {
-                parts.push(LlamaSampler::top_k(i32::try_from(options.top_k).unwrap_or(i32::MAX)));
+                parts.push(LlamaSampler::top_k(
+                    i32::try_from(options.top_k).unwrap_or(i32::MAX),
+                ));
             }
             if options.top_p < 1.0 {
                 parts.push(LlamaSampler::top_p(options.top_p, 1));

@@ -76,25 +76,32 @@ impl<'m> Session<'m> {
     ///
     /// # Errors
     /// [`EngineError::Context`] or [`EngineError::Threads`].
-    pub fn new(model: &'m Model, options: &EngineOptions, tapped: bool) -> Result<Self, EngineError> {
+    pub fn new(
+        model: &'m Model,
+        options: &EngineOptions,
+        tapped: bool,
+    ) -> Result<Self, EngineError> {
         let poison = Arc::new(Poison::default());
         let tap = tapped.then(|| TapHandle::new(Tap::new(Arc::clone(&poison))));
-        let mut params = context_params(options)
-            .with_abort_callback(Some(on_abort_check), Arc::as_ptr(&poison).cast_mut().cast::<c_void>());
+        let mut params = context_params(options).with_abort_callback(
+            Some(on_abort_check),
+            Arc::as_ptr(&poison).cast_mut().cast::<c_void>(),
+        );
         if let Some(tap) = &tap {
             params = params
                 .with_cb_eval(Some(on_node))
                 .with_cb_eval_user_data(tap.0.as_ptr().cast::<c_void>());
         }
         log::forget();
-        let context = model.inner.new_context(super::model::backend(), params).map_err(|_| {
-            EngineError::Context {
+        let context = model
+            .inner
+            .new_context(super::model::backend(), params)
+            .map_err(|_| EngineError::Context {
                 n_ctx: options.n_ctx,
                 n_batch: options.n_batch,
                 n_ubatch: options.n_ubatch,
                 detail: log::recent(),
-            }
-        })?;
+            })?;
         let pools = ThreadPools::new(options.threads, options.poll)?;
         let batch = LlamaBatch::new(context.n_batch() as usize, 1);
         let mut session = Self {
@@ -171,11 +178,19 @@ impl<'m> Session<'m> {
     ) -> Result<(), EngineError> {
         let n_ctx = self.context.n_ctx() as usize;
         if self.position + tokens.len() > n_ctx {
-            return Err(EngineError::ContextFull { used: self.position, wanted: tokens.len(), n_ctx });
+            return Err(EngineError::ContextFull {
+                used: self.position,
+                wanted: tokens.len(),
+                n_ctx,
+            });
         }
         for (i, part) in tokens.chunks(chunk).enumerate() {
             let last_part = (i + 1) * chunk >= tokens.len();
-            let logits = if logits == Logits::Last && !last_part { Logits::None } else { logits };
+            let logits = if logits == Logits::Last && !last_part {
+                Logits::None
+            } else {
+                logits
+            };
             self.decode_part(part, logits)?;
         }
         Ok(())

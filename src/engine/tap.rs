@@ -96,7 +96,10 @@ pub(super) struct Tap {
 
 impl std::fmt::Debug for Tap {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tap").field("phase", &self.phase).field("learned", &self.learned).finish()
+        f.debug_struct("Tap")
+            .field("phase", &self.phase)
+            .field("learned", &self.learned)
+            .finish()
     }
 }
 
@@ -172,15 +175,22 @@ impl Tap {
             _ => return,
         };
         // SAFETY: sources of a scheduled node are null or valid for the life of the graph.
-        let (Some(weights), Some(selection)) = (unsafe { weights.as_ref() }, unsafe { selection.as_ref() })
+        let (Some(weights), Some(selection)) =
+            (unsafe { weights.as_ref() }, unsafe { selection.as_ref() })
         else {
             return;
         };
-        let Ok(tensor) = std::str::from_utf8(name_of(weights)) else { return };
+        let Ok(tensor) = std::str::from_utf8(name_of(weights)) else {
+            return;
+        };
         let router = name_of(selection);
-        let Some(dash) = router.iter().rposition(|&b| b == b'-') else { return };
+        let Some(dash) = router.iter().rposition(|&b| b == b'-') else {
+            return;
+        };
         let (prefix, block) = router.split_at(dash + 1);
-        let (Ok(prefix), Some(block)) = (std::str::from_utf8(prefix), number(block)) else { return };
+        let (Ok(prefix), Some(block)) = (std::str::from_utf8(prefix), number(block)) else {
+            return;
+        };
         if !tensor.contains("_exps") {
             return;
         }
@@ -194,7 +204,9 @@ impl Tap {
         if learned.blocks.last() != Some(&block) {
             learned.blocks.push(block);
         }
-        learned.top_k = learned.top_k.max(usize::try_from(selection.ne[0]).unwrap_or(0));
+        learned.top_k = learned
+            .top_k
+            .max(usize::try_from(selection.ne[0]).unwrap_or(0));
         // Biases are [n, experts], weights [n, m, experts].
         let last_dim = if node.op == sys::GGML_OP_ADD_ID { 1 } else { 2 };
         learned.uses.push(ExpertUse {
@@ -216,7 +228,9 @@ impl Tap {
             return true;
         };
         if node.type_ != sys::GGML_TYPE_I32 || node.data.is_null() {
-            self.poison.set(format!("the router output of block {block} is not a list of indices"));
+            self.poison.set(format!(
+                "the router output of block {block} is not a list of indices"
+            ));
             return false;
         }
         self.experts.clear();
@@ -234,7 +248,9 @@ impl Tap {
                 self.experts.push(id);
             }
         }
-        let Some(sink) = &mut self.sink else { return true };
+        let Some(sink) = &mut self.sink else {
+            return true;
+        };
         let routed = Routed {
             block,
             experts: &self.experts,
@@ -263,7 +279,11 @@ fn name_of(tensor: &sys::ggml_tensor) -> &[u8] {
 
 /// The number after `prefix`, if the name is exactly that.
 fn block_of(name: &[u8], prefix: &[u8]) -> Option<u32> {
-    if prefix.is_empty() { None } else { number(name.strip_prefix(prefix)?) }
+    if prefix.is_empty() {
+        None
+    } else {
+        number(name.strip_prefix(prefix)?)
+    }
 }
 
 fn number(digits: &[u8]) -> Option<u32> {
@@ -286,17 +306,27 @@ pub(super) unsafe extern "C" fn on_node(
     user_data: *mut c_void,
 ) -> bool {
     // SAFETY: as the function's own contract.
-    let (Some(tap), Some(node)) = (unsafe { user_data.cast::<Tap>().as_mut() }, unsafe { tensor.as_ref() })
-    else {
+    let (Some(tap), Some(node)) = (unsafe { user_data.cast::<Tap>().as_mut() }, unsafe {
+        tensor.as_ref()
+    }) else {
         return !ask;
     };
     let poison = Arc::clone(&tap.poison);
     // An unwind must not cross the C++ frames above us.
-    catch_unwind(AssertUnwindSafe(|| if ask { tap.wants(node) } else { tap.deliver(node) }))
-        .unwrap_or_else(|panic| {
-            poison.set(format!("the routing tap panicked: {}", panic_text(panic.as_ref())));
-            false
-        })
+    catch_unwind(AssertUnwindSafe(|| {
+        if ask {
+            tap.wants(node)
+        } else {
+            tap.deliver(node)
+        }
+    }))
+    .unwrap_or_else(|panic| {
+        poison.set(format!(
+            "the routing tap panicked: {}",
+            panic_text(panic.as_ref())
+        ));
+        false
+    })
 }
 
 /// The abort callback of the context.

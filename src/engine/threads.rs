@@ -19,7 +19,10 @@ impl ThreadPool {
     /// `spin_level` is ggml's `poll`, 0 to 100; `None` keeps ggml's default.
     fn new(threads: u32, spin_level: Option<u32>) -> Result<Self, EngineError> {
         let fail = || EngineError::Threads { threads };
-        let count = i32::try_from(threads).ok().filter(|&n| n > 0).ok_or_else(fail)?;
+        let count = i32::try_from(threads)
+            .ok()
+            .filter(|&n| n > 0)
+            .ok_or_else(fail)?;
         // SAFETY: no preconditions.
         let mut params = unsafe { sys::ggml_threadpool_params_default(count) };
         if let Some(level) = spin_level {
@@ -64,8 +67,11 @@ impl ThreadPools {
 
     /// The pool for a token that does or does not stream experts; the only one when there is one.
     pub(super) fn pick(&self, streams: bool) -> Option<&ThreadPool> {
-        let (first, second) =
-            if streams { (&self.quiet, &self.spinning) } else { (&self.spinning, &self.quiet) };
+        let (first, second) = if streams {
+            (&self.quiet, &self.spinning)
+        } else {
+            (&self.spinning, &self.quiet)
+        };
         first.as_ref().or(second.as_ref())
     }
 }

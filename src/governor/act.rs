@@ -33,6 +33,7 @@ pub(super) fn carry_out(
     progress: Option<&mut dyn FnMut(u64, u64)>,
 ) -> Acted {
     let mut acted = Acted::default();
+    store.start_tick();
     store.publish_ranks(ranks);
     store.set_capacity(decision.capacity_bytes);
     for action in &decision.unpin {

@@ -76,7 +76,10 @@ pub struct Entry {
 }
 
 impl Entry {
-    #[expect(clippy::cast_precision_loss, reason = "times and counts far below 2^53")]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "times and counts far below 2^53"
+    )]
     pub(super) fn new(
         now: Moment,
         decision: &Decision,
@@ -92,7 +95,12 @@ impl Entry {
                 .iter()
                 .map(|a| {
                     let (layer, expert) = shape.place(a.expert);
-                    Change { layer, expert, reason: a.reason, score: a.score }
+                    Change {
+                        layer,
+                        expert,
+                        reason: a.reason,
+                        score: a.score,
+                    }
                 })
                 .collect()
         };
@@ -161,13 +169,20 @@ impl JournalFile {
     /// # Errors
     /// [`JournalError`].
     pub fn create(path: &Path) -> Result<Self, JournalError> {
-        let file = File::create(path)
-            .map_err(|source| JournalError { path: path.to_owned(), source })?;
-        Ok(Self { path: path.to_owned(), writer: Some(BufWriter::new(file)) })
+        let file = File::create(path).map_err(|source| JournalError {
+            path: path.to_owned(),
+            source,
+        })?;
+        Ok(Self {
+            path: path.to_owned(),
+            writer: Some(BufWriter::new(file)),
+        })
     }
 
     fn write(&mut self, entry: &Entry) {
-        let Some(writer) = &mut self.writer else { return };
+        let Some(writer) = &mut self.writer else {
+            return;
+        };
         let written = serde_json::to_writer(&mut *writer, entry)
             .map_err(std::io::Error::from)
             .and_then(|()| writer.write_all(b"\n"));
@@ -184,7 +199,10 @@ impl JournalFile {
     /// A full disk must not stop a session; it is said once.
     fn give_up_after(&mut self, result: std::io::Result<()>) {
         if let Err(error) = result {
-            tracing::error!("journal {}: {error}; no more is written to it", self.path.display());
+            tracing::error!(
+                "journal {}: {error}; no more is written to it",
+                self.path.display()
+            );
             self.writer = None;
         }
     }
@@ -203,13 +221,23 @@ impl Journal {
     /// A journal that also writes to `file`.
     #[must_use]
     pub fn new(file: Option<JournalFile>) -> Self {
-        Self { file, ..Self::default() }
+        Self {
+            file,
+            ..Self::default()
+        }
     }
 
     pub(super) fn push(&mut self, mut entry: Entry) {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time since start")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a time since start"
+        )]
         let now_ns = (entry.t_s * 1e9) as u64;
-        let quiet = self.ring.back().is_some_and(|before| !entry.differs(before));
+        let quiet = self
+            .ring
+            .back()
+            .is_some_and(|before| !entry.differs(before));
         if quiet && now_ns.saturating_sub(self.last_ns) < HEARTBEAT_NS {
             self.quiet += 1;
             return;
@@ -231,7 +259,11 @@ impl Journal {
     /// The last `most` entries, oldest first.
     #[must_use]
     pub fn recent(&self, most: usize) -> Vec<Entry> {
-        self.ring.iter().skip(self.ring.len().saturating_sub(most)).cloned().collect()
+        self.ring
+            .iter()
+            .skip(self.ring.len().saturating_sub(most))
+            .cloned()
+            .collect()
     }
 
     pub(super) fn flush(&mut self) {

@@ -128,7 +128,10 @@ impl Governor {
         let thread = std::thread::Builder::new()
             .name("hotpin-governor".into())
             .spawn(move || looped.run())?;
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+        })
     }
 
     /// The last tick.
@@ -167,7 +170,10 @@ impl Drop for Governor {
     }
 }
 
-#[expect(clippy::expect_used, reason = "the bounds are constants that the crate accepts")]
+#[expect(
+    clippy::expect_used,
+    reason = "the bounds are constants that the crate accepts"
+)]
 fn new_histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1_000, 60_000_000_000, 2).expect("1 us to 60 s at 2 digits")
 }
@@ -215,10 +221,14 @@ impl Loop {
 
     fn tick(&mut self, progress: Option<&mut dyn FnMut(u64, u64)>) {
         let began = Instant::now();
-        let now = Moment { ns: nanos(began.duration_since(self.started)) };
+        let now = Moment {
+            ns: nanos(began.duration_since(self.started)),
+        };
         let sample = self.sensors.sample(now);
         self.plant.read(&self.regulated);
-        let observation = self.plant.observation(&sample, &self.options, &self.regulated.shape);
+        let observation = self
+            .plant
+            .observation(&sample, &self.options, &self.regulated.shape);
         self.policy.tick(&observation, &mut self.decision);
         let decided_ns = nanos(began.elapsed());
         let first = progress.is_some();
@@ -239,7 +249,14 @@ impl Loop {
     }
 
     fn report(&mut self, now: Moment, sample: &crate::sensors::Sample, acted: &Acted) {
-        let entry = Entry::new(now, &self.decision, sample, acted, &self.plant, &self.regulated.shape);
+        let entry = Entry::new(
+            now,
+            &self.decision,
+            sample,
+            acted,
+            &self.plant,
+            &self.regulated.shape,
+        );
         lock(&self.shared.journal).push(entry);
         let mut status = lock(&self.shared.status);
         status.ticks += 1;

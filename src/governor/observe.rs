@@ -58,9 +58,10 @@ impl Plant {
             _ => 0,
         };
         self.faults = sample.faults;
-        let locks = sample
-            .locks
-            .limits(options.dense_locked_bytes, map_budget(sample, options, shape));
+        let locks = sample.locks.limits(
+            options.dense_locked_bytes,
+            map_budget(sample, options, shape),
+        );
         Observation {
             now: sample.now,
             host: sample.host,
@@ -109,6 +110,8 @@ fn map_budget(sample: &Sample, options: &GovernorOptions, shape: &ModelShape) ->
     if experts >= shape.total_experts() as u64 {
         return None;
     }
-    let smallest = (0..shape.layers()).map(|l| shape.layer_expert_bytes(l)).min()?;
+    let smallest = (0..shape.layers())
+        .map(|l| shape.layer_expert_bytes(l))
+        .min()?;
     Some(experts * smallest)
 }

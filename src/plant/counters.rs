@@ -93,7 +93,8 @@ impl Counters {
 
     pub(super) fn fetched(&self, found: &crate::store::Fetched, fetch_ns: u64) {
         self.hits.fetch_add(u64::from(found.hits), Relaxed);
-        self.pinned_hits.fetch_add(u64::from(found.pinned_hits), Relaxed);
+        self.pinned_hits
+            .fetch_add(u64::from(found.pinned_hits), Relaxed);
         self.misses.fetch_add(u64::from(found.misses), Relaxed);
         self.fetch_bytes.fetch_add(found.bytes, Relaxed);
         self.fetch_ns.fetch_add(fetch_ns, Relaxed);
@@ -104,7 +105,11 @@ impl Counters {
     }
 
     pub(super) fn decoded(&self, tokens: u64, decode_ns: u64) {
-        let kind = if tokens == 1 { &self.decode_tokens } else { &self.prefill_tokens };
+        let kind = if tokens == 1 {
+            &self.decode_tokens
+        } else {
+            &self.prefill_tokens
+        };
         kind.fetch_add(tokens, Relaxed);
         self.decode_ns.fetch_add(decode_ns, Relaxed);
     }

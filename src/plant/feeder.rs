@@ -76,7 +76,11 @@ impl Feeder {
         let experts = self.shape.experts_in(layer);
         for &expert in routed.experts {
             let index = u32::try_from(expert).ok().filter(|&e| e < experts).ok_or(
-                StoreError::NoSuchExpert { layer, expert, experts },
+                StoreError::NoSuchExpert {
+                    layer,
+                    expert,
+                    experts,
+                },
             )?;
             let id = self.shape.id(layer, index);
             if self.seen[id.index()] == self.round {
@@ -96,8 +100,13 @@ impl Feeder {
     /// Books the time of the layer answered last: above its baseline it is stall. Fully locked
     /// layers set the baseline.
     fn settle(&mut self, since_last_ns: u64) {
-        let Some((layer, locked)) = self.last.take() else { return };
-        #[expect(clippy::cast_precision_loss, reason = "layer times are far below 2^53 ns")]
+        let Some((layer, locked)) = self.last.take() else {
+            return;
+        };
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "layer times are far below 2^53 ns"
+        )]
         let took = since_last_ns as f64;
         let baseline = self.baselines_ns[layer].get_or_insert(took);
         if locked {
@@ -105,7 +114,11 @@ impl Feeder {
         } else if took < *baseline {
             *baseline = took;
         }
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not negative, below 2^53")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "not negative, below 2^53"
+        )]
         let stall_ns = (took - *baseline).max(0.0) as u64;
         if !locked {
             self.counters.stalled(stall_ns);
@@ -118,7 +131,11 @@ impl RouteSink for Feeder {
         if routed.batch_tokens == 1 {
             self.settle(routed.since_last_ns);
         }
-        let layer = self.layer_of_block.get(routed.block as usize).copied().flatten();
+        let layer = self
+            .layer_of_block
+            .get(routed.block as usize)
+            .copied()
+            .flatten();
         let Some(layer) = layer else { return Ok(()) };
         self.collect(layer, routed).map_err(|e| e.to_string())?;
         if let Some(recorder) = &mut self.recorder {
@@ -147,7 +164,11 @@ impl RouteSink for Feeder {
             recorder.end_batch();
         }
         self.counters.decoded(tokens as u64, decode_ns);
-        self.quiet_tokens = if self.missed { 0 } else { self.quiet_tokens.saturating_add(1) };
+        self.quiet_tokens = if self.missed {
+            0
+        } else {
+            self.quiet_tokens.saturating_add(1)
+        };
         self.missed = false;
     }
 

@@ -6,8 +6,8 @@ use crate::engine::{EngineError, EngineOptions, Model, Poll, Session};
 use crate::governor::{Governor, GovernorOptions, Journal, Regulated};
 use crate::model::ModelMap;
 use crate::sensors::{Roots, readahead_request_bytes};
-use crate::trace::Recorder;
 use crate::store::{DenseLock, ExpertStore, Layout, LayoutError, MappedStore, TransitKeeper};
+use crate::trace::Recorder;
 use hotpin_controllers::config::AdaptiveConfig;
 use hotpin_controllers::policy::{BuildError, PolicyKind, build};
 use std::sync::Arc;
@@ -106,7 +106,13 @@ impl<'m> Rig<'m> {
         let mut session = Session::new(model, &engine, tapped)?;
         session.warm_up()?;
         let counters = Arc::new(Counters::new(map.shape().total_experts()));
-        let mut rig = Self { governor: None, session, counters, store: None, notes: Vec::new() };
+        let mut rig = Self {
+            governor: None,
+            session,
+            counters,
+            store: None,
+            notes: Vec::new(),
+        };
         if !map.is_moe() {
             rig.notes.push("this is a dense model: every weight is used for every token, so there is nothing to pin".into());
             return Ok(rig);
@@ -123,16 +129,28 @@ impl<'m> Rig<'m> {
         options: RigOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(), RigError> {
-        let policy =
-            build(options.policy, map.shape(), &options.control, options.profile.as_deref())?;
-        let Some(learned) = self.session.learned() else { return Ok(()) };
+        let policy = build(
+            options.policy,
+            map.shape(),
+            &options.control,
+            options.profile.as_deref(),
+        )?;
+        let Some(learned) = self.session.learned() else {
+            return Ok(());
+        };
         let layout = Layout::new(map, learned)?;
-        let slices_per_expert = layout.slices().len().div_ceil(map.shape().total_experts().max(1));
+        let slices_per_expert = layout
+            .slices()
+            .len()
+            .div_ceil(map.shape().total_experts().max(1));
         let piece_bytes = readahead_request_bytes(&Roots::default(), map.path())
             .ok()
             .and_then(|bytes| usize::try_from(bytes).ok())
             .unwrap_or(UNKNOWN_DEVICE_PIECE_BYTES);
-        #[expect(unsafe_code, reason = "only here is it known that the model outlives the store")]
+        #[expect(
+            unsafe_code,
+            reason = "only here is it known that the model outlives the store"
+        )]
         // SAFETY: the mapping belongs to the model, which `'m` keeps alive longer than the session;
         // the store is dropped with the rig, after the governor's thread was joined.
         let (store, dense) =
@@ -141,7 +159,8 @@ impl<'m> Rig<'m> {
             DenseLock::Locked(bytes) => bytes,
             DenseLock::Skipped => 0,
             DenseLock::Failed(error) => {
-                self.notes.push(format!("dense weights are not locked: {error}"));
+                self.notes
+                    .push(format!("dense weights are not locked: {error}"));
                 0
             }
         };

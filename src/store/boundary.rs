@@ -25,10 +25,12 @@ impl Boundaries {
     pub(super) fn new(slices: &[SliceAt], dense: &[(usize, usize)], dense_locked: bool) -> Self {
         let page = page_bytes();
         let mut touched: HashMap<usize, u32> = HashMap::with_capacity(2 * slices.len());
-        let ends_of = |address: usize, len: usize| {
-            (address / page, (address + len.max(1) - 1) / page)
-        };
-        let all = slices.iter().map(|s| (s.address, s.len)).chain(dense.iter().copied());
+        let ends_of =
+            |address: usize, len: usize| (address / page, (address + len.max(1) - 1) / page);
+        let all = slices
+            .iter()
+            .map(|s| (s.address, s.len))
+            .chain(dense.iter().copied());
         for (address, len) in all {
             let (first, last) = ends_of(address, len);
             *touched.entry(first).or_default() += 1;
@@ -48,7 +50,10 @@ impl Boundaries {
             .iter()
             .map(|s| {
                 let (first, last) = ends_of(s.address, s.len);
-                (number(first), if last == first { NONE } else { number(last) })
+                (
+                    number(first),
+                    if last == first { NONE } else { number(last) },
+                )
             })
             .collect();
         let mut owners = vec![0; index.len()];
@@ -101,7 +106,12 @@ mod tests {
     use proptest::prelude::*;
 
     fn slice(address: usize, len: usize) -> SliceAt {
-        SliceAt { address, len, shard: 0, offset: address as u64 }
+        SliceAt {
+            address,
+            len,
+            shard: 0,
+            offset: address as u64,
+        }
     }
 
     #[test]

@@ -36,7 +36,9 @@ pub enum LayoutError {
         tensor: String,
     },
     /// Sizes differ between graph and file.
-    #[error("{tensor}: the graph sees {experts} experts of {graph_bytes} bytes, the file has slices of {file_bytes} bytes")]
+    #[error(
+        "{tensor}: the graph sees {experts} experts of {graph_bytes} bytes, the file has slices of {file_bytes} bytes"
+    )]
     Size {
         /// Tensor name.
         tensor: String,
@@ -48,7 +50,9 @@ pub enum LayoutError {
         file_bytes: u64,
     },
     /// A tensor is not where its file's mapping should have it.
-    #[error("{tensor} is not in the mapping of its file, so locking it would not keep the file's pages")]
+    #[error(
+        "{tensor} is not in the mapping of its file, so locking it would not keep the file's pages"
+    )]
     NotMapped {
         /// Tensor name.
         tensor: String,
@@ -97,7 +101,11 @@ impl Layout {
         // Position in the graph of each tensor's first use; what the graph does not use comes last.
         let mut ranks = vec![usize::MAX; map.tensors().len()];
         for (rank, used) in learned.uses.iter().enumerate() {
-            if let Some(at) = map.tensors().iter().position(|t| *t.info.name == used.tensor) {
+            if let Some(at) = map
+                .tensors()
+                .iter()
+                .position(|t| *t.info.name == used.tensor)
+            {
                 ranks[at] = rank;
             }
         }
@@ -120,15 +128,30 @@ impl Layout {
         let at = |shard: u32, offset: u64, len: u64| {
             bases[shard as usize].map(|b| (b.wrapping_add(to_usize(offset)), to_usize(len)))
         };
-        let dense = map.dense_ranges().iter().filter_map(|r| at(r.shard, r.offset, r.len)).collect();
+        let dense = map
+            .dense_ranges()
+            .iter()
+            .filter_map(|r| at(r.shard, r.offset, r.len))
+            .collect();
         let experts_of_tensor = map
             .tensors()
             .iter()
             .filter(|t| t.kind == TensorKind::Expert)
             .filter_map(|t| at(t.shard, t.info.offset, t.info.bytes))
             .collect();
-        let files = map.shards().iter().map(|s| open(&s.path)).collect::<Result<Vec<_>, _>>()?;
-        Ok(Self { shape, slices, first, dense, experts_of_tensor, files })
+        let files = map
+            .shards()
+            .iter()
+            .map(|s| open(&s.path))
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(Self {
+            shape,
+            slices,
+            first,
+            dense,
+            experts_of_tensor,
+            files,
+        })
     }
 
     /// The model's shape.
@@ -177,17 +200,27 @@ impl Layout {
 /// Start of each shard's mapping, for the shards of which warm-up saw a tensor.
 fn shard_bases(map: &ModelMap, learned: &Learned) -> Result<Vec<Option<usize>>, LayoutError> {
     let maps_path = PathBuf::from("/proc/self/maps");
-    let maps = std::fs::read_to_string(&maps_path)
-        .map_err(|source| LayoutError::Io { path: maps_path, source })?;
+    let maps = std::fs::read_to_string(&maps_path).map_err(|source| LayoutError::Io {
+        path: maps_path,
+        source,
+    })?;
     let mut bases: Vec<Option<usize>> = vec![None; map.shards().len()];
     for used in &learned.uses {
         let tensor = expert_tensor(map, used)?;
         let shard = &map.shards()[tensor.shard as usize];
-        let not_mapped = || LayoutError::NotMapped { tensor: used.tensor.clone() };
+        let not_mapped = || LayoutError::NotMapped {
+            tensor: used.tensor.clone(),
+        };
         let inode = std::fs::metadata(&shard.path)
-            .map_err(|source| LayoutError::Io { path: shard.path.clone(), source })?
+            .map_err(|source| LayoutError::Io {
+                path: shard.path.clone(),
+                source,
+            })?
             .ino();
-        if !maps.lines().any(|line| line_maps(line, used.address, inode)) {
+        if !maps
+            .lines()
+            .any(|line| line_maps(line, used.address, inode))
+        {
             return Err(not_mapped());
         }
         let base = used.address.wrapping_sub(to_usize(tensor.info.offset));
@@ -204,7 +237,9 @@ fn expert_tensor<'m>(map: &'m ModelMap, used: &ExpertUse) -> Result<&'m Tensor, 
     let tensor = map
         .tensor(&used.tensor)
         .filter(|t| t.kind == TensorKind::Expert)
-        .ok_or_else(|| LayoutError::Unknown { tensor: used.tensor.clone() })?;
+        .ok_or_else(|| LayoutError::Unknown {
+            tensor: used.tensor.clone(),
+        })?;
     let file_bytes = tensor.info.bytes / (used.experts.max(1) as u64);
     let agrees = used.stride_bytes as u64 == file_bytes
         && used.experts as u64 * file_bytes == tensor.info.bytes;
@@ -225,8 +260,10 @@ fn line_maps(line: &str, address: usize, inode: u64) -> bool {
     let Some((start, end)) = fields.next().and_then(|range| range.split_once('-')) else {
         return false;
     };
-    let (Ok(start), Ok(end)) = (usize::from_str_radix(start, 16), usize::from_str_radix(end, 16))
-    else {
+    let (Ok(start), Ok(end)) = (
+        usize::from_str_radix(start, 16),
+        usize::from_str_radix(end, 16),
+    ) else {
         return false;
     };
     let backed = fields.nth(3).and_then(|field| field.parse::<u64>().ok());
@@ -234,7 +271,10 @@ fn line_maps(line: &str, address: usize, inode: u64) -> bool {
 }
 
 fn open(path: &Path) -> Result<File, LayoutError> {
-    File::open(path).map_err(|source| LayoutError::Io { path: path.to_owned(), source })
+    File::open(path).map_err(|source| LayoutError::Io {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 fn index_u32(n: usize) -> u32 {

@@ -12,7 +12,10 @@ use hotpin_controllers::{ExpertId, Held, Residence};
 use nix::errno::Errno;
 use std::os::fd::AsFd;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{
+    AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire,
+    Ordering::Relaxed, Ordering::Release,
+};
 
 const ABSENT: u8 = 0;
 const TRANSIT: u8 = 1;
@@ -90,13 +93,18 @@ impl MappedStore {
             // Advice that is refused costs speed only.
             let _ = pages::random(PageRange::inner(address, len));
         }
-        let dense = if lock_dense { lock_dense_ranges(&layout, piece_bytes) } else { DenseLock::Skipped };
+        let dense = if lock_dense {
+            lock_dense_ranges(&layout, piece_bytes)
+        } else {
+            DenseLock::Skipped
+        };
         let dense_locked = matches!(dense, DenseLock::Locked(_));
         let experts = layout.shape().total_experts();
         let boundaries = Boundaries::new(layout.slices(), layout.dense(), dense_locked);
         let store = Self {
             keeper,
-            piece_bytes: piece_bytes.clamp(LEAST_PIECE_BYTES, MOST_PIECE_BYTES) & !(pages::page_bytes() - 1),
+            piece_bytes: piece_bytes.clamp(LEAST_PIECE_BYTES, MOST_PIECE_BYTES)
+                & !(pages::page_bytes() - 1),
             states: (0..experts).map(|_| AtomicU8::new(ABSENT)).collect(),
             ranks: (0..experts).map(|_| AtomicU32::new(0)).collect(),
             capacity_bytes: AtomicU64::new(0),
@@ -127,7 +135,9 @@ impl MappedStore {
 
     /// One state change; false when somebody else was first.
     fn change(&self, id: ExpertId, from: u8, to: u8) -> bool {
-        self.states[id.index()].compare_exchange(from, to, AcqRel, Acquire).is_ok()
+        self.states[id.index()]
+            .compare_exchange(from, to, AcqRel, Acquire)
+            .is_ok()
     }
 
     fn rank(&self, index: usize) -> f32 {
@@ -143,7 +153,9 @@ impl MappedStore {
 
     /// Bytes that transit may hold.
     fn transit_budget(&self) -> u64 {
-        self.capacity_bytes.load(Relaxed).saturating_sub(self.pinned_bytes.load(Relaxed))
+        self.capacity_bytes
+            .load(Relaxed)
+            .saturating_sub(self.pinned_bytes.load(Relaxed))
     }
 
     fn drop_pages(&self, id: ExpertId) {
@@ -175,7 +187,9 @@ impl MappedStore {
         if self.transit_bytes.load(Relaxed) <= budget {
             return;
         }
-        let Ok(mut victims) = self.victims.try_lock() else { return };
+        let Ok(mut victims) = self.victims.try_lock() else {
+            return;
+        };
         let goal = budget - budget / EVICT_AHEAD_SHARE;
         victims.clear();
         for (index, state) in self.states.iter().enumerate() {
@@ -210,13 +224,23 @@ impl MappedStore {
     /// Starts reading the experts, part by part in the order in which the graph uses them.
     fn read_ahead(&self, experts: &[ExpertId]) -> Result<u64, StoreError> {
         let mut bytes = 0u64;
-        let parts = experts.iter().map(|&id| self.layout.slices_of(id).len()).max().unwrap_or(0);
+        let parts = experts
+            .iter()
+            .map(|&id| self.layout.slices_of(id).len())
+            .max()
+            .unwrap_or(0);
         for part in 0..parts {
             for &id in experts {
-                let Some(slice) = self.layout.slices_of(id).nth(part) else { continue };
+                let Some(slice) = self.layout.slices_of(id).nth(part) else {
+                    continue;
+                };
                 let slice = &self.layout.slices()[slice];
-                pages::will_need(slice.outer(), self.piece_bytes)
-                    .map_err(|errno| StoreError::Read { bytes: slice.len, errno })?;
+                pages::will_need(slice.outer(), self.piece_bytes).map_err(|errno| {
+                    StoreError::Read {
+                        bytes: slice.len,
+                        errno,
+                    }
+                })?;
                 bytes += slice.len as u64;
             }
         }
@@ -225,7 +249,10 @@ impl MappedStore {
 
     /// Locks the slices of an expert that is `BUSY` for us. After a failure none is locked.
     fn lock_slices(&self, id: ExpertId) -> Result<(), Errno> {
-        let mut boundaries = self.boundaries.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut boundaries = self
+            .boundaries
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         let slices = self.layout.slices_of(id);
         for i in slices.clone() {
             if let Err(errno) = pages::lock(self.layout.slices()[i].outer()) {
@@ -305,6 +332,10 @@ impl ExpertStore for MappedStore {
         Ok(found)
     }
 
+    fn start_tick(&self) {
+        self.shortfall_bytes.store(0, Release);
+    }
+
     fn pin(&self, id: ExpertId) -> Result<bool, StoreError> {
         let from = self.state(id);
         if from == PINNED || from == BUSY || !self.change(id, from, BUSY) {
@@ -315,10 +346,18 @@ impl ExpertStore for MappedStore {
             self.transit_bytes.fetch_sub(bytes, AcqRel);
         }
         // A cold range without readahead is read page by page when it is locked: read it first.
-        let locked = (if from == ABSENT { self.read_ahead(&[id]).map(drop) } else { Ok(()) })
-            .and_then(|()| {
-                self.lock_slices(id).map_err(|errno| StoreError::Lock { bytes, errno, advice: advice(errno) })
-            });
+        let locked = (if from == ABSENT {
+            self.read_ahead(&[id]).map(drop)
+        } else {
+            Ok(())
+        })
+        .and_then(|()| {
+            self.lock_slices(id).map_err(|errno| StoreError::Lock {
+                bytes,
+                errno,
+                advice: advice(errno),
+            })
+        });
         match locked {
             Ok(()) => {
                 self.pinned_bytes.fetch_add(bytes, AcqRel);
@@ -340,7 +379,10 @@ impl ExpertStore for MappedStore {
         if !self.change(id, PINNED, BUSY) {
             return false;
         }
-        let mut boundaries = self.boundaries.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut boundaries = self
+            .boundaries
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         for i in self.layout.slices_of(id) {
             pages::unlock(boundaries.unlock(i, self.layout.slices()[i].outer()));
         }
@@ -412,7 +454,7 @@ impl ExpertStore for MappedStore {
         Held {
             pinned_bytes: self.pinned_bytes.load(Acquire),
             transit_bytes: self.transit_bytes.load(Acquire),
-            lock_shortfall_bytes: self.shortfall_bytes.swap(0, AcqRel),
+            lock_shortfall_bytes: self.shortfall_bytes.load(Acquire),
         }
     }
 
@@ -447,7 +489,12 @@ impl Drop for MappedStore {
 /// Reads and locks the dense weights, all or none.
 fn lock_dense_ranges(layout: &Layout, piece_bytes: usize) -> DenseLock {
     let mut bytes = 0u64;
-    let ranges = || layout.dense().iter().map(|&(address, len)| PageRange::outer(address, len));
+    let ranges = || {
+        layout
+            .dense()
+            .iter()
+            .map(|&(address, len)| PageRange::outer(address, len))
+    };
     for range in ranges() {
         // Locking reads what is missing; reading ahead first is only faster.
         let _ = pages::will_need(range, piece_bytes);
@@ -456,7 +503,11 @@ fn lock_dense_ranges(layout: &Layout, piece_bytes: usize) -> DenseLock {
                 pages::unlock(done);
             }
             let bytes = range.len() as u64;
-            return DenseLock::Failed(StoreError::Lock { bytes, errno, advice: advice(errno) });
+            return DenseLock::Failed(StoreError::Lock {
+                bytes,
+                errno,
+                advice: advice(errno),
+            });
         }
         bytes += range.len() as u64;
     }

@@ -109,6 +109,9 @@ pub trait ExpertStore: Send + Sync + std::fmt::Debug {
     /// gone; `None` when residency cannot be known.
     fn audit(&self) -> Option<u64>;
 
+    /// Forgets the lock shortfall: what is pinned from now on counts for the next observation.
+    fn start_tick(&self);
+
     /// What the books say is held.
     fn held(&self) -> Held;
 

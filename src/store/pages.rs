@@ -33,7 +33,10 @@ impl PageRange {
         let mask = page_bytes() - 1;
         let start = address & !mask;
         let end = (address + len + mask) & !mask;
-        Self { start, len: end - start }
+        Self {
+            start,
+            len: end - start,
+        }
     }
 
     /// The pages that lie wholly inside `address..address + len`; may be empty.
@@ -41,7 +44,10 @@ impl PageRange {
         let mask = page_bytes() - 1;
         let start = (address + mask) & !mask;
         let end = (address + len) & !mask;
-        Self { start, len: end.saturating_sub(start) }
+        Self {
+            start,
+            len: end.saturating_sub(start),
+        }
     }
 
     /// The same range without its first or last page.
@@ -49,9 +55,15 @@ impl PageRange {
         let page = page_bytes();
         let cut = page * (usize::from(first) + usize::from(last));
         if cut >= self.len {
-            return Self { start: self.start, len: 0 };
+            return Self {
+                start: self.start,
+                len: 0,
+            };
         }
-        Self { start: self.start + if first { page } else { 0 }, len: self.len - cut }
+        Self {
+            start: self.start + if first { page } else { 0 },
+            len: self.len - cut,
+        }
     }
 
     pub(super) fn start(self) -> usize {
@@ -72,9 +84,10 @@ impl PageRange {
 
     /// The range in pieces of at most `bytes`.
     pub(super) fn pieces(self, bytes: usize) -> impl Iterator<Item = Self> {
-        (0..self.len)
-            .step_by(bytes)
-            .map(move |at| Self { start: self.start + at, len: bytes.min(self.len - at) })
+        (0..self.len).step_by(bytes).map(move |at| Self {
+            start: self.start + at,
+            len: bytes.min(self.len - at),
+        })
     }
 }
 
@@ -89,7 +102,9 @@ fn advise(range: PageRange, advice: libc::c_int) -> Result<(), Errno> {
 
 /// Starts reading the range into the page cache, in pieces of at most `piece_bytes`.
 pub(super) fn will_need(range: PageRange, piece_bytes: usize) -> Result<(), Errno> {
-    range.pieces(piece_bytes).try_for_each(|piece| advise(piece, libc::MADV_WILLNEED))
+    range
+        .pieces(piece_bytes)
+        .try_for_each(|piece| advise(piece, libc::MADV_WILLNEED))
 }
 
 /// Turns fault-time readahead off for the range: what is read is what is asked for.
@@ -129,7 +144,10 @@ pub(super) fn unlock(range: PageRange) {
     }
     // SAFETY: as for `lock`.
     let result = unsafe { libc::munlock(range.ptr(), range.len) };
-    debug_assert_eq!(result, 0, "munlock fails only on ranges that are not mapped");
+    debug_assert_eq!(
+        result, 0,
+        "munlock fails only on ranges that are not mapped"
+    );
 }
 
 /// Unmaps the range and drops its clean pages from the page cache. `offset` is where the range
@@ -138,9 +156,12 @@ pub(super) fn drop_cached(range: PageRange, file: BorrowedFd<'_>, offset: u64) {
     if range.is_empty() || unmap(range).is_err() {
         return;
     }
-    let (Ok(offset), Ok(len)) = (i64::try_from(offset), i64::try_from(range.len)) else { return };
+    let (Ok(offset), Ok(len)) = (i64::try_from(offset), i64::try_from(range.len)) else {
+        return;
+    };
     // SAFETY: plain system call on a borrowed descriptor; it takes no pointers.
-    let _ = unsafe { libc::posix_fadvise(file.as_raw_fd(), offset, len, libc::POSIX_FADV_DONTNEED) };
+    let _ =
+        unsafe { libc::posix_fadvise(file.as_raw_fd(), offset, len, libc::POSIX_FADV_DONTNEED) };
 }
 
 /// Resident pages of the range, by `mincore`. `scratch` is reused between calls.

@@ -2,8 +2,8 @@
 //!
 //! `score = (fast + w x slow) / (fast_tokens + w x slow_tokens)`, where `fast` and `slow` are routing
 //! counts whose weight halves every 8 and 64 tokens and the denominators are the token count decayed
-//! alike. The weights are those that came closest to Belady on a recorded trace (design.md, section
-//! 4); dividing turns the counts into a probability that can be compared with costs.
+//! alike. The weights are those that came closest to Belady on a recorded trace
+//! (docs/control.md); dividing turns the counts into a probability that can be compared with costs.
 //!
 //! Counts alone hold on to what a topic that is over used often, while recency alone forgets what
 //! comes back: after a change of topic the first lose to LRU, in a steady one the second does. So

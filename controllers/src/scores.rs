@@ -1,7 +1,7 @@
 //! Scores: expected decode routings per token of every expert, from two decayed counts.
 //!
 //! `score = (fast + w x slow) / (fast_tokens + w x slow_tokens)`, where `fast` and `slow` are routing
-//! counts whose weight halves every 8 and 64 tokens and the denominators are the token count decayed
+//! counts whose weights halve every `fast_` and `slow_half_life_tokens` and the denominators are the token count decayed
 //! alike. The weights are those that came closest to Belady on a recorded trace
 //! (docs/control.md); dividing turns the counts into a probability that can be compared with costs.
 //!

@@ -1,5 +1,6 @@
 //! `hotpin journal`: a journal of decisions as a chart, or in words.
 
+use super::common;
 use crate::governor::Entry;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -28,10 +29,10 @@ pub(super) fn execute(args: &JournalArgs) -> Result<ExitCode> {
         "{} has no entries",
         args.file.display()
     );
-    println!("{}", summary(&entries));
+    common::say(&summary(&entries))?;
     if let Some(chart) = &args.chart {
         draw(&entries, chart).with_context(|| format!("chart {}", chart.display()))?;
-        println!("chart: {}", chart.display());
+        common::say(&format!("chart: {}", chart.display()))?;
     }
     Ok(ExitCode::SUCCESS)
 }

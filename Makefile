@@ -62,7 +62,7 @@ bench: large
 
 test: tiny
 	HOTPIN_TEST_DENSE="$(DENSE)" HOTPIN_TEST_MOE="$(TINY)" \
-		cargo test --release --workspace
+		cargo test --release --workspace --no-fail-fast
 
 lint: setup toolchain wasm
 	cargo fmt --all --check

@@ -2,7 +2,7 @@
 
 use super::observe::Plant;
 use crate::store::{ExpertStore, StoreError};
-use hotpin_controllers::{Action, Decision, ModelShape};
+use hotpin_controllers::{Action, Decision, ExpertId, ModelShape};
 
 /// Major faults in one tick above which the books on transit are compared with the kernel.
 const AUDIT_FAULTS: u64 = 64;
@@ -41,11 +41,15 @@ pub(super) fn carry_out(
             acted.unpinned.push(*action);
         }
     }
-    if progress.is_some() {
+    let first = progress.is_some();
+    if first {
         let planned: Vec<_> = decision.pin.iter().map(|a| a.expert).collect();
         store.clear_loaded(&planned);
     }
     pin_all(store, shape, decision, &mut acted, progress);
+    if first {
+        warm_transit(store, ranks);
+    }
     let change = plant.change();
     if change.decode_tokens == 0 && change.prefill_tokens == 0 {
         store.trim();
@@ -57,6 +61,20 @@ pub(super) fn carry_out(
     acted.pinned_bytes = held.pinned_bytes;
     acted.transit_bytes = held.transit_bytes;
     acted
+}
+
+/// Fills transit with what ranks next after the pins, so that the first tokens do not wait for it.
+/// Without a profile all ranks are alike and nothing is worth reading ahead.
+fn warm_transit(store: &dyn ExpertStore, ranks: &[f32]) {
+    let least = ranks.iter().copied().fold(f32::INFINITY, f32::min);
+    let mut order: Vec<usize> = (0..ranks.len()).filter(|&e| ranks[e] > least).collect();
+    order.sort_unstable_by(|&a, &b| ranks[b].total_cmp(&ranks[a]));
+    for index in order {
+        let Ok(id) = u32::try_from(index) else { return };
+        if !store.warm(ExpertId(id)) {
+            return;
+        }
+    }
 }
 
 fn pin_all(

@@ -415,6 +415,20 @@ impl ExpertStore for MappedStore {
         }
     }
 
+    fn warm(&self, id: ExpertId) -> bool {
+        let bytes = self.bytes(id);
+        let held = self.transit_bytes.load(Relaxed);
+        if self.keeper == TransitKeeper::Kernel || held + bytes > self.transit_budget() {
+            return false;
+        }
+        if self.change(id, ABSENT, TRANSIT) {
+            self.transit_bytes.fetch_add(bytes, AcqRel);
+            // What cannot be read ahead is read when it is used.
+            let _ = self.read_ahead(&[id]);
+        }
+        true
+    }
+
     fn set_capacity(&self, bytes: u64) {
         self.capacity_bytes.store(bytes, Relaxed);
     }

@@ -96,6 +96,10 @@ pub trait ExpertStore: Send + Sync + std::fmt::Debug {
     /// dropped nor counted with one expert, so nothing of them is kept.
     fn clear_loaded(&self, planned: &[ExpertId]);
 
+    /// Reads experts into transit, best first, as far as its budget reaches. For the start, before the
+    /// engine runs; does nothing where the kernel keeps transit. True while there was room.
+    fn warm(&self, expert: ExpertId) -> bool;
+
     /// Sets the byte budget for pinned + transit.
     fn set_capacity(&self, bytes: u64);
 

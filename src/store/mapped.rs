@@ -11,11 +11,11 @@ use super::{ExpertStore, Fetched, StoreError};
 use hotpin_controllers::{ExpertId, Held, Residence};
 use nix::errno::Errno;
 use std::os::fd::AsFd;
-use std::sync::Mutex;
 use std::sync::atomic::{
     AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire,
     Ordering::Relaxed, Ordering::Release,
 };
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const ABSENT: u8 = 0;
 const TRANSIT: u8 = 1;
@@ -247,12 +247,15 @@ impl MappedStore {
         Ok(bytes)
     }
 
+    fn boundaries(&self) -> MutexGuard<'_, Boundaries> {
+        self.boundaries
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Locks the slices of an expert that is `BUSY` for us. After a failure none is locked.
     fn lock_slices(&self, id: ExpertId) -> Result<(), Errno> {
-        let mut boundaries = self
-            .boundaries
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut boundaries = self.boundaries();
         let slices = self.layout.slices_of(id);
         for i in slices.clone() {
             if let Err(errno) = pages::lock(self.layout.slices()[i].outer()) {
@@ -287,11 +290,8 @@ impl MappedStore {
             }
         }
         if self.dense_locked.load(Acquire) {
-            for &(address, len) in self.layout.dense() {
-                let range = PageRange::outer(address, len);
-                if meets(range) {
-                    let _ = pages::lock(range);
-                }
+            for range in dense_ranges(&self.layout).filter(|&range| meets(range)) {
+                let _ = pages::lock(range);
             }
         }
     }
@@ -379,10 +379,7 @@ impl ExpertStore for MappedStore {
         if !self.change(id, PINNED, BUSY) {
             return false;
         }
-        let mut boundaries = self
-            .boundaries
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut boundaries = self.boundaries();
         for i in self.layout.slices_of(id) {
             pages::unlock(boundaries.unlock(i, self.layout.slices()[i].outer()));
         }
@@ -406,12 +403,25 @@ impl ExpertStore for MappedStore {
         if planned.len() == self.states.len() {
             return;
         }
+        let dense_locked = self.dense_locked.load(Acquire);
+        if dense_locked {
+            for range in dense_ranges(&self.layout) {
+                pages::unlock(range);
+                let _ = pages::unmap(range);
+            }
+        }
         for &(address, len) in self.layout.expert_tensors() {
             // Advice that is refused leaves pages mapped, which the file-wide drop then spares.
             let _ = pages::unmap(PageRange::inner(address, len));
         }
         for file in self.layout.files() {
             pages::drop_file(file.as_fd());
+        }
+        if dense_locked
+            && let DenseLock::Failed(error) = lock_dense_ranges(&self.layout, self.piece_bytes)
+        {
+            self.dense_locked.store(false, Release);
+            tracing::warn!("dense weights are no longer locked: {error}");
         }
     }
 
@@ -487,8 +497,8 @@ impl ExpertStore for MappedStore {
             self.unpin(expert_id(index));
         }
         if self.dense_locked.swap(false, AcqRel) {
-            for &(address, len) in self.layout.dense() {
-                pages::unlock(PageRange::outer(address, len));
+            for range in dense_ranges(&self.layout) {
+                pages::unlock(range);
             }
         }
     }
@@ -500,20 +510,21 @@ impl Drop for MappedStore {
     }
 }
 
+fn dense_ranges(layout: &Layout) -> impl Iterator<Item = PageRange> {
+    layout
+        .dense()
+        .iter()
+        .map(|&(address, len)| PageRange::outer(address, len))
+}
+
 /// Reads and locks the dense weights, all or none.
 fn lock_dense_ranges(layout: &Layout, piece_bytes: usize) -> DenseLock {
     let mut bytes = 0u64;
-    let ranges = || {
-        layout
-            .dense()
-            .iter()
-            .map(|&(address, len)| PageRange::outer(address, len))
-    };
-    for range in ranges() {
+    for range in dense_ranges(layout) {
         // Locking reads what is missing; reading ahead first is only faster.
         let _ = pages::will_need(range, piece_bytes);
         if let Err(errno) = pages::lock(range) {
-            for done in ranges() {
+            for done in dense_ranges(layout) {
                 pages::unlock(done);
             }
             let bytes = range.len() as u64;

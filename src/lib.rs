@@ -7,6 +7,7 @@ pub mod cli;
 pub mod demo;
 #[allow(unsafe_code)]
 pub mod engine;
+mod files;
 pub mod generate;
 pub mod governor;
 pub mod model;

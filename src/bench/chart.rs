@@ -57,7 +57,7 @@ pub fn draw(report: &Report, path: &Path) -> Result<(), ChartError> {
         paint(report, &groups, &area).map_err(|error| failed(error.to_string()))?;
         area.present().map_err(|error| failed(error.to_string()))?;
     }
-    super::write_whole(path, &svg).map_err(|error| failed(error.to_string()))
+    crate::files::write_whole(path, &svg).map_err(|error| failed(error.to_string()))
 }
 
 /// One group of bars: a name, and for each run its median and extremes.

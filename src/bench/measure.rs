@@ -85,7 +85,8 @@ fn run(request: &ChildRequest) -> Result<ChildResult> {
     let mut meter = Meter::new();
     let mut segments = Vec::new();
     for (name, work) in works(request, &model)? {
-        eprintln!("{policy}: {name}");
+        // Without a parent that listens, the run goes on.
+        let _ = writeln!(std::io::stderr(), "{policy}: {name}");
         segments.push(meter.segment(&mut rig, policy, name, &work, request)?);
     }
     Ok(meter.result(request, &rig, segments, load_s))

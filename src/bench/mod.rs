@@ -5,7 +5,6 @@
 #![forbid(unsafe_code)]
 
 use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 pub mod args;
@@ -224,23 +223,6 @@ fn emit(json: Option<&Path>, report: &impl serde::Serialize, text: &str) -> Resu
         write!(io::stderr(), "{text}").ok();
         return write!(stdout, "{document}").map_err(|e| BenchError::io(stdout_path, e));
     }
-    write_whole(path, &document).map_err(|source| BenchError::io(path, source))?;
+    crate::files::write_whole(path, &document).map_err(|source| BenchError::io(path, source))?;
     write!(stdout, "{text}").map_err(|source| BenchError::io(stdout_path, source))
-}
-
-/// Writes a file so that a reader sees the old one or all of the new one.
-fn write_whole(path: &Path, text: &str) -> io::Result<()> {
-    let dir = path
-        .parent()
-        .filter(|dir| !dir.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
-    std::fs::create_dir_all(dir)?;
-    // Temporary files are private by default; a report is as open as the user's umask makes it.
-    let mode = std::fs::Permissions::from_mode(0o666);
-    let mut file = tempfile::Builder::new()
-        .permissions(mode)
-        .tempfile_in(dir)?;
-    file.write_all(text.as_bytes())?;
-    file.persist(path).map_err(|error| error.error)?;
-    Ok(())
 }

@@ -56,7 +56,7 @@ pub(super) fn execute(args: &BenchArgs) -> Result<ExitCode> {
     match bench::run_bench(&args.bench, &hooks) {
         Ok(code) => Ok(ExitCode::from(code)),
         Err(error) => {
-            eprintln!("hotpin: {error}");
+            common::note(&format!("hotpin: {error}"));
             Ok(ExitCode::from(error.exit_code()))
         }
     }

@@ -151,6 +151,6 @@ fn draw(entries: &[Entry], path: &Path) -> Result<()> {
             .draw()?;
         area.present()?;
     }
-    std::fs::write(path, svg)?;
+    crate::files::write_whole(path, &svg)?;
     Ok(())
 }

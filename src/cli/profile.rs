@@ -62,7 +62,7 @@ pub(super) fn execute(args: &ProfileArgs) -> Result<ExitCode> {
             session.decode_every_row(window)?;
         }
         total += wanted.len();
-        eprintln!("{}: {} tokens", path.display(), wanted.len());
+        common::note(&format!("{}: {} tokens", path.display(), wanted.len()));
     }
     drop(session);
     let counts = counts.lock().unwrap_or_else(PoisonError::into_inner);

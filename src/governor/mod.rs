@@ -124,14 +124,13 @@ impl Governor {
             policy,
             started,
         };
-        looped.tick(Some(progress));
-        let thread = std::thread::Builder::new()
-            .name("hotpin-governor".into())
-            .spawn(move || looped.run())?;
-        Ok(Self {
-            shared,
-            thread: Some(thread),
-        })
+        let thread = if looped.guarded_tick(Some(progress)) {
+            let builder = std::thread::Builder::new().name("hotpin-governor".into());
+            Some(builder.spawn(move || looped.run())?)
+        } else {
+            None
+        };
+        Ok(Self { shared, thread })
     }
 
     /// The last tick.
@@ -185,18 +184,25 @@ impl Loop {
             if self.wait_until(due) {
                 return;
             }
-            let outcome = catch_unwind(AssertUnwindSafe(|| self.tick(None)));
-            if outcome.is_err() {
-                // Without control, locked memory must not outlive the reason for it.
-                self.regulated.store.unlock_all();
-                let why = "the governor's tick panicked; everything was unlocked and the session goes on without control";
-                tracing::error!("{why}");
-                lock(&self.shared.status).failed = Some(why.to_owned());
+            if !self.guarded_tick(None) {
                 return;
             }
             // A tick that took too long, or a suspended machine, is not caught up with.
             due = (due + self.options.tick).max(Instant::now());
         }
+    }
+
+    /// One tick; false when it panicked, and with it the loop has to end.
+    fn guarded_tick(&mut self, progress: Option<&mut dyn FnMut(u64, u64)>) -> bool {
+        if catch_unwind(AssertUnwindSafe(|| self.tick(progress))).is_ok() {
+            return true;
+        }
+        // Without control, locked memory must not outlive the reason for it.
+        self.regulated.store.unlock_all();
+        let why = "the governor's tick panicked; everything was unlocked and the session goes on without control";
+        tracing::error!("{why}");
+        lock(&self.shared.status).failed = Some(why.to_owned());
+        false
     }
 
     /// Waits for the next tick; true when it is time to stop.

@@ -17,10 +17,8 @@ use super::text::single_number;
 /// # Errors
 /// When `path` does not exist, or its file system has no readahead setting that can be found.
 pub fn read_ahead_kb(roots: &Roots, path: &Path) -> Result<u64, SensorError> {
-    let device = fs::metadata(path)
-        .map_err(|e| SensorError::io(path, e))?
-        .dev();
-    read_ahead_kb_of_device(roots, major(device), minor(device))
+    let (major, minor) = device_of(path)?;
+    read_ahead_kb_of_device(roots, major, minor)
 }
 
 /// `read_ahead_kb` of a device by number, KiB: its own queue's, its disk's when it is a partition,
@@ -29,13 +27,10 @@ pub fn read_ahead_kb(roots: &Roots, path: &Path) -> Result<u64, SensorError> {
 /// # Errors
 /// When there is none of the three.
 pub fn read_ahead_kb_of_device(roots: &Roots, major: u64, minor: u64) -> Result<u64, SensorError> {
-    let block = roots.sys.join(format!("dev/block/{major}:{minor}"));
     let backing = roots
         .sys
         .join(format!("class/bdi/{major}:{minor}/read_ahead_kb"));
-    let own = read_once(block.join("queue/read_ahead_kb"), single_number);
-    own.or_else(|_| read_once(block.join("../queue/read_ahead_kb"), single_number))
-        .or_else(|_| read_once(backing, single_number))
+    queue_value(roots, major, minor, "read_ahead_kb").or_else(|_| read_once(backing, single_number))
 }
 
 /// Bytes that the kernel accepts in one readahead request on the device that holds `path`: the
@@ -44,18 +39,27 @@ pub fn read_ahead_kb_of_device(roots: &Roots, major: u64, minor: u64) -> Result<
 /// # Errors
 /// As [`read_ahead_kb`].
 pub fn readahead_request_bytes(roots: &Roots, path: &Path) -> Result<u64, SensorError> {
-    let device = fs::metadata(path)
-        .map_err(|e| SensorError::io(path, e))?
-        .dev();
-    let (major, minor) = (major(device), minor(device));
-    let block = roots.sys.join(format!("dev/block/{major}:{minor}"));
-    let own = read_once(block.join("queue/max_sectors_kb"), single_number);
-    let request_kb =
-        own.or_else(|_| read_once(block.join("../queue/max_sectors_kb"), single_number));
+    let (major, minor) = device_of(path)?;
+    let request_kb = queue_value(roots, major, minor, "max_sectors_kb");
     let readahead_kb = read_ahead_kb_of_device(roots, major, minor);
     match (request_kb, readahead_kb) {
         (Ok(request), Ok(readahead)) => Ok(request.max(readahead).saturating_mul(1024)),
         (Ok(one), Err(_)) | (Err(_), Ok(one)) => Ok(one.saturating_mul(1024)),
         (Err(error), Err(_)) => Err(error),
     }
+}
+
+/// Numbers of the device that holds `path`.
+fn device_of(path: &Path) -> Result<(u64, u64), SensorError> {
+    let device = fs::metadata(path)
+        .map_err(|e| SensorError::io(path, e))?
+        .dev();
+    Ok((major(device), minor(device)))
+}
+
+/// A setting of the device's own queue, or of its disk's where it is a partition.
+fn queue_value(roots: &Roots, major: u64, minor: u64, name: &str) -> Result<u64, SensorError> {
+    let block = roots.sys.join(format!("dev/block/{major}:{minor}"));
+    read_once(block.join("queue").join(name), single_number)
+        .or_else(|_| read_once(block.join("../queue").join(name), single_number))
 }

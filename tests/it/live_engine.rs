@@ -345,6 +345,7 @@ fn a_sink_that_panics_stops_the_decode_and_not_the_program() {
 /// Pins some experts, then loses its mind.
 struct Doomed {
     ticks: u32,
+    fails_at: u32,
     scores: Vec<f32>,
 }
 
@@ -357,7 +358,7 @@ impl Policy for Doomed {
         out.clear();
         out.capacity_bytes = u64::MAX;
         self.ticks += 1;
-        assert!(self.ticks < 4, "the policy has lost its mind");
+        assert!(self.ticks < self.fails_at, "the policy has lost its mind");
         let pin = |n: u32| Action {
             expert: ExpertId(n),
             reason: Reason::Fill,
@@ -369,6 +370,47 @@ impl Policy for Doomed {
     fn scores(&self) -> &[f32] {
         &self.scores
     }
+}
+
+fn doomed_governor(loaded: &Loaded, rig: &Rig<'_>, fails_at: u32) -> Governor {
+    let shape = loaded.map.shape().clone();
+    let scores = vec![0.0; shape.total_experts()];
+    Governor::start(
+        GovernorOptions {
+            tick: TICK,
+            roots: Roots::default(),
+            dense_locked_bytes: 0,
+            slices_per_expert: 3,
+        },
+        Regulated {
+            store: rig.store.clone().expect("store"),
+            counters: Arc::clone(&rig.counters),
+            shape,
+        },
+        Box::new(Doomed {
+            ticks: 0,
+            fails_at,
+            scores,
+        }),
+        Journal::new(None),
+        &mut |_, _| {},
+    )
+    .expect("governor")
+}
+
+#[test]
+fn a_governor_whose_first_tick_panics_leaves_a_session_without_control() {
+    let name = "a_governor_whose_first_tick_panics_leaves_a_session_without_control";
+    let Some(loaded) = support::loaded(name) else {
+        return;
+    };
+    let before = locked_bytes();
+    let mut rig = loaded.rig(PolicyKind::Fetch, None, NEVER);
+    let governor = doomed_governor(&loaded, &rig, 1);
+    let said = governor.status().failed.expect("failed");
+    assert!(said.contains("without control"), "{said}");
+    assert_eq!(locked_bytes(), before);
+    rig.session.decode(&loaded.tokens(1)).expect("decode");
 }
 
 #[test]
@@ -383,27 +425,7 @@ fn a_governor_that_panics_unlocks_everything_and_the_session_goes_on() {
     let healthy = forced_hash(&mut rig.session, &tokens);
     let store = rig.store.clone().expect("store");
     let dense = locked_bytes();
-    let shape = loaded.map.shape().clone();
-    let governor = Governor::start(
-        GovernorOptions {
-            tick: TICK,
-            roots: Roots::default(),
-            dense_locked_bytes: dense - before,
-            slices_per_expert: 3,
-        },
-        Regulated {
-            store: Arc::clone(&store),
-            counters: Arc::clone(&rig.counters),
-            shape: shape.clone(),
-        },
-        Box::new(Doomed {
-            ticks: 0,
-            scores: vec![0.0; shape.total_experts()],
-        }),
-        Journal::new(None),
-        &mut |_, _| {},
-    )
-    .expect("governor");
+    let governor = doomed_governor(&loaded, &rig, 4);
     assert!(
         locked_bytes() >= dense + 40 * loaded.expert_bytes(),
         "the first decision is carried out"

@@ -27,10 +27,6 @@ const BUSY: u8 = 3;
 const LEAST_PIECE_BYTES: usize = 64 << 10;
 const MOST_PIECE_BYTES: usize = 2 << 20;
 
-/// First request of a fetch: small, so that the disk is at work while the kernel makes the pages of the
-/// rest, which takes about a fifth of the time that reading them takes.
-const LEAD_BYTES: usize = 128 << 10;
-
 /// Factor on an expert's rank for each use before the next publication.
 const USE_RANK: f32 = 1.4;
 
@@ -242,18 +238,12 @@ impl MappedStore {
                     continue;
                 };
                 let slice = &self.layout.slices()[slice];
-                let range = slice.outer();
-                let (lead, rest) = if bytes == 0 {
-                    range.split(LEAD_BYTES)
-                } else {
-                    range.split(0)
-                };
-                pages::will_need(lead, self.piece_bytes)
-                    .and_then(|()| pages::will_need(rest, self.piece_bytes))
-                    .map_err(|errno| StoreError::Read {
+                pages::will_need(slice.outer(), self.piece_bytes).map_err(|errno| {
+                    StoreError::Read {
                         bytes: slice.len,
                         errno,
-                    })?;
+                    }
+                })?;
                 bytes += slice.len as u64;
             }
         }

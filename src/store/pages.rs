@@ -82,16 +82,6 @@ impl PageRange {
         self.start as *mut c_void
     }
 
-    /// The range in two: its first `bytes`, which are whole pages, and the rest.
-    pub(super) fn split(self, bytes: usize) -> (Self, Self) {
-        let first = bytes.min(self.len);
-        let part = |start, len| Self { start, len };
-        (
-            part(self.start, first),
-            part(self.start + first, self.len - first),
-        )
-    }
-
     /// The range in pieces of at most `bytes`.
     pub(super) fn pieces(self, bytes: usize) -> impl Iterator<Item = Self> {
         (0..self.len).step_by(bytes).map(move |at| Self {

@@ -31,6 +31,13 @@ pub struct Routed<'a> {
 
 /// Receives every layer's routing while the engine waits.
 pub trait RouteSink: Send {
+    /// Whether the routing of the decode of `tokens` that is about to begin has to be seen. Each layer
+    /// that is seen ends a piece of graph, and the pool starts anew after it.
+    fn watches(&mut self, tokens: usize) -> bool {
+        let _ = tokens;
+        true
+    }
+
     /// Called once a layer and micro-batch, before the layer's experts are used. An error stops the
     /// decode; nothing is sampled from it.
     ///
@@ -38,8 +45,8 @@ pub trait RouteSink: Send {
     /// The cause in plain words.
     fn routed(&mut self, routed: &Routed<'_>) -> Result<(), String>;
 
-    /// Called after each decode with the time since the last layer's answer and the decode's whole
-    /// time, ns.
+    /// Called after each decode, seen or not, with the time since the last layer's answer and the
+    /// decode's whole time, ns.
     fn decoded(&mut self, tokens: usize, since_last_ns: u64, decode_ns: u64);
 
     /// Called after a decode that failed: what was routed in it does not count.
@@ -90,6 +97,7 @@ pub(super) struct Tap {
     sink: Option<Box<dyn RouteSink>>,
     experts: Vec<i32>,
     batch_tokens: usize,
+    watching: bool,
     last: Instant,
     poison: Arc<Poison>,
 }
@@ -112,6 +120,7 @@ impl Tap {
             sink: None,
             experts: Vec::new(),
             batch_tokens: 0,
+            watching: false,
             last: Instant::now(),
             poison,
         }
@@ -135,6 +144,7 @@ impl Tap {
     /// Marks the start of a decode of `tokens`.
     pub(super) fn begin(&mut self, tokens: usize) {
         self.batch_tokens = tokens;
+        self.watching = self.sink.as_mut().is_some_and(|sink| sink.watches(tokens));
         self.last = Instant::now();
     }
 
@@ -161,7 +171,7 @@ impl Tap {
                 false
             }
             Phase::Running => {
-                self.sink.is_some()
+                self.watching
                     && block_of(name_of(node), self.learned.router_prefix.as_bytes()).is_some()
             }
         }

@@ -59,7 +59,8 @@ pub struct MappedStore {
     layout: Layout,
     keeper: TransitKeeper,
     piece_bytes: usize,
-    /// Bytes of the smallest expert.
+    /// Bytes of all experts, and of the smallest.
+    total_bytes: u64,
     smallest_bytes: u64,
     states: Vec<AtomicU8>,
     /// Ranks as `f32` bits: published by the governor, raised by the engine on each use.
@@ -107,6 +108,7 @@ impl MappedStore {
             keeper,
             piece_bytes: piece_bytes.clamp(LEAST_PIECE_BYTES, MOST_PIECE_BYTES)
                 & !(pages::page_bytes() - 1),
+            total_bytes: layout.shape().total_bytes(),
             smallest_bytes: (0..layout.shape().layers())
                 .map(|layer| layout.shape().layer_expert_bytes(layer))
                 .min()
@@ -333,6 +335,12 @@ impl ExpertStore for MappedStore {
             self.evict_to(self.transit_budget(), experts);
         }
         Ok(found)
+    }
+
+    fn is_complete(&self) -> bool {
+        // A page that is gone all the same is read by a fault.
+        let held = self.pinned_bytes.load(Relaxed) + self.transit_bytes.load(Relaxed);
+        held == self.total_bytes
     }
 
     fn start_tick(&self) {

@@ -135,6 +135,42 @@ fn the_thread_pools_that_follow_residence_compute_stock_bits() {
 }
 
 #[test]
+fn routing_is_sampled_while_everything_is_resident_and_seen_whole_when_it_is_not() {
+    let name = "routing_is_sampled_while_everything_is_resident_and_seen_whole_when_it_is_not";
+    let Some(loaded) = support::loaded(name) else {
+        return;
+    };
+    let shape = loaded.map.shape();
+    let tokens = loaded.tokens(16);
+    let mut rig = loaded.rig(PolicyKind::Fetch, None, NEVER);
+    let seen = forced_hash(&mut rig.session, &tokens);
+    let mut counts = vec![0; shape.total_experts()];
+    let mut routed = |rig: &Rig<'_>| {
+        rig.counters.decode_into(&mut counts);
+        counts.iter().sum::<u32>()
+    };
+    assert_eq!(routed(&rig), 16 * shape.routed_per_token());
+    let store = rig.store.clone().expect("store");
+    store.set_capacity(u64::MAX);
+    assert!(!store.is_complete());
+    for id in (0u32..).take(shape.total_experts()).map(ExpertId) {
+        store.pin(id).expect("pin");
+    }
+    assert!(store.is_complete());
+    assert_eq!(forced_hash(&mut rig.session, &tokens), seen);
+    assert_eq!(
+        routed(&rig),
+        18 * shape.routed_per_token(),
+        "one token in eight"
+    );
+    assert_eq!(rig.counters.totals().decode_tokens, 32);
+    store.unpin(ExpertId(0));
+    assert!(!store.is_complete());
+    assert_eq!(forced_hash(&mut rig.session, &tokens), seen);
+    assert_eq!(routed(&rig), 34 * shape.routed_per_token());
+}
+
+#[test]
 fn counters_and_recording_tell_the_routing_of_every_token() {
     let name = "counters_and_recording_tell_the_routing_of_every_token";
     let Some(loaded) = support::loaded(name) else {

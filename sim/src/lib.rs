@@ -11,3 +11,4 @@ pub mod plant;
 pub mod replay;
 pub mod rng;
 pub mod scenarios;
+pub mod whatif;

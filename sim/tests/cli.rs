@@ -100,3 +100,23 @@ fn a_scenario_reports_every_tick() {
     let table = String::from_utf8(sim("scenario steady", &dir).stdout).unwrap();
     assert!(table.contains("reversals"), "{table}");
 }
+
+#[test]
+fn whatif_answers_in_json_and_refuses_by_name() {
+    let dir = scratch("whatif");
+    let output = sim("whatif --steps 60 --json", &dir);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["machine"], "rtx-3090");
+    let results = json["results"].as_array().unwrap();
+    assert_eq!(results.len(), 6);
+    assert_eq!(results[2]["strategy"], "reload-lru");
+    assert!(results[2]["figures"]["tok_s"].as_f64().unwrap() > 0.0);
+    assert_eq!(results[2]["impossible"], serde_json::Value::Null);
+    let unknown = sim("whatif --machine abacus", &dir);
+    assert_eq!(unknown.status.code(), Some(1));
+    assert!(stderr(&unknown).contains("laptop-32gb"));
+    fs::write(dir.join("m.toml"), "name = \"m\"\nlayers = 0\n").unwrap();
+    let broken = sim("whatif --model m.toml", &dir);
+    assert!(stderr(&broken).contains("m.toml"), "{}", stderr(&broken));
+}

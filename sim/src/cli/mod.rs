@@ -3,6 +3,7 @@
 mod import;
 mod replay;
 mod scenario;
+mod whatif;
 
 use clap::{Parser, Subcommand};
 use std::io::{self, Write};
@@ -24,6 +25,8 @@ enum Verb {
     Replay(replay::ReplayArgs),
     /// Run the control loop against a scripted disturbance in virtual time.
     Scenario(scenario::ScenarioArgs),
+    /// What if experts were swapped into VRAM on the fly?
+    Whatif(whatif::WhatIfArgs),
 }
 
 /// Parses the command line and runs the verb.
@@ -32,6 +35,7 @@ pub fn main() -> ExitCode {
         Verb::Import(args) => import::run(&args),
         Verb::Replay(args) => replay::run(&args),
         Verb::Scenario(args) => scenario::run(&args),
+        Verb::Whatif(args) => whatif::run(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

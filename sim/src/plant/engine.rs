@@ -144,7 +144,7 @@ fn to_ns(s: f64) -> u64 {
 
 /// Experts being read for the governor, one after the other.
 #[derive(Debug, Default)]
-pub(super) struct PinQueue {
+pub(crate) struct PinQueue {
     queue: VecDeque<ExpertId>,
     /// Bytes of the first that are read already.
     done_bytes: f64,
@@ -179,7 +179,7 @@ impl PinQueue {
         }
     }
 
-    fn left_bytes(&self, store: &Store) -> f64 {
+    pub fn left_bytes(&self, store: &Store) -> f64 {
         let queued = self.queue.iter().filter(|&&id| store.must_read(id));
         let bytes: u64 = queued.map(|&id| store.bytes(id)).sum();
         (bytes as f64 - self.done_bytes).max(0.0)

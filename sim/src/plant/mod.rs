@@ -17,6 +17,9 @@ pub use report::{Report, TickRecord};
 pub use routing::{Routing, Synthetic};
 pub use schedule::Schedule;
 
+pub(crate) use engine::PinQueue;
+pub(crate) use store::{Access, Store};
+
 use engine::Engine;
 use governor::Governor;
 use hotpin_controllers::{AdaptiveConfig, BuildError, ModelShape, Policy, PolicyKind, build};
@@ -193,6 +196,6 @@ impl Scenario {
     clippy::cast_sign_loss,
     reason = "float-to-int `as` saturates, which is what is wanted"
 )]
-fn to_bytes(value: f64) -> u64 {
+pub(crate) fn to_bytes(value: f64) -> u64 {
     value as u64
 }

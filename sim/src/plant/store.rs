@@ -14,7 +14,7 @@ const USE_RANK: f32 = 1.4;
 
 /// What a routed expert cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Access {
+pub(crate) enum Access {
     /// It was there.
     Hit,
     /// The books said so, the kernel had dropped it: it faults in page by page.
@@ -25,7 +25,7 @@ pub(super) enum Access {
 
 /// Residency of every expert.
 #[derive(Debug)]
-pub(super) struct Store {
+pub(crate) struct Store {
     bytes: Vec<u64>,
     residence: Vec<Residence>,
     /// Transit by the books that the kernel dropped.
@@ -121,6 +121,11 @@ impl Store {
                 Access::Miss { before }
             }
         }
+    }
+
+    /// Whether an expert is really in memory.
+    pub fn is_resident(&self, id: ExpertId) -> bool {
+        self.residence[id.index()] != Residence::Absent && !self.gone[id.index()]
     }
 
     /// Evicts the lowest-ranked transit until it fits beside the pins, sparing `keep`.

@@ -168,6 +168,12 @@ pub trait ExpertStore: Send + Sync + std::fmt::Debug {
     /// What the books say is held.
     fn held(&self) -> Held;
 
+    /// Bytes of transit that are the process's own memory: the system does not count them as
+    /// available, though they can be given back at once as page cache can.
+    fn private_transit_bytes(&self) -> u64 {
+        0
+    }
+
     /// Time that the engine has waited for bytes of routed experts since the store was made, ns;
     /// `None` where waits are page faults, which the store does not see.
     fn waited_ns(&self) -> Option<u64> {

@@ -10,8 +10,6 @@ use std::ptr::NonNull;
 
 /// Size of a huge page; boundaries of locked ranges lie at multiples, so that none is split.
 const HUGE_BYTES: usize = 2 << 20;
-/// MADV_DONTNEED_LOCKED, Linux 5.18.
-const DONTNEED_LOCKED: libc::c_int = 24;
 
 /// Slots of one size.
 #[derive(Debug)]
@@ -130,16 +128,32 @@ impl Arena {
         self.lock_error.get_or_insert(Errno::EPERM);
     }
 
-    /// Gives a slot's memory back. Its contents are lost; touching it again costs a fault.
-    pub(super) fn release(&self, slot: u32) {
-        let (start, len) = (self.address(slot) as *mut libc::c_void, self.slot_bytes);
-        // SAFETY: whole pages of our own mapping that hold no expert and no read is under way to.
-        unsafe {
-            if libc::madvise(start, len, DONTNEED_LOCKED) != 0 {
-                libc::munlock(start, len);
-                libc::madvise(start, len, libc::MADV_DONTNEED);
-            }
+    /// Copies one slot's contents to another.
+    pub(super) fn copy(&self, from: u32, to: u32) {
+        let (from, to) = (self.address(from) as *const u8, self.address(to) as *mut u8);
+        // SAFETY: two distinct slots of our own mapping; the store's books say that no read into
+        // either is under way and that the engine uses neither.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, self.slot_bytes) };
+    }
+
+    /// Gives the memory of slots `first..end` back; those before keep the huge page that they share
+    /// with the first. Touching the others again costs a fault.
+    pub(super) fn release_from(&mut self, first: u32, end: u32) {
+        let start = (first as usize * self.slot_bytes).next_multiple_of(HUGE_BYTES);
+        let end = (end as usize * self.slot_bytes).next_multiple_of(HUGE_BYTES);
+        if end <= start {
+            return;
         }
+        let (address, len) = ((self.base + start) as *mut libc::c_void, end - start);
+        // SAFETY: whole pages of our own mapping that hold no expert, and no read into them is under
+        // way.
+        unsafe {
+            if self.locked_bytes > start {
+                libc::munlock(address, len);
+            }
+            libc::madvise(address, len, libc::MADV_DONTNEED);
+        }
+        self.locked_bytes = self.locked_bytes.min(start);
     }
 }
 

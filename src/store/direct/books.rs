@@ -7,13 +7,18 @@
 use super::arena::Arena;
 use super::geometry::Geometry;
 use hotpin_controllers::{ExpertId, Held, ModelShape, Residence};
+use std::collections::BTreeSet;
 use std::io;
 
 /// An expert's slot where it has none.
 const NO_SLOT: u32 = u32::MAX;
 
-/// Slots given back to the system in one go: the lock is held meanwhile.
-const MOST_RELEASES: usize = 64;
+/// No expert is in a slot.
+const NO_EXPERT: u32 = u32::MAX;
+
+/// Experts moved in one go to make the arena shorter: the lock is held meanwhile, half a millisecond
+/// for each of some MB.
+const MOST_MOVES: usize = 32;
 
 /// What is in an expert's slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,11 +37,11 @@ pub(super) enum State {
 #[derive(Debug)]
 struct Pool {
     arena: Arena,
-    /// Slots that have memory and no expert.
-    free: Vec<u32>,
-    /// Slots that gave their memory back.
-    released: Vec<u32>,
-    /// The first slot that was never used.
+    /// Slots below `next` without an expert. The lowest is taken first, which keeps the arena short.
+    free: BTreeSet<u32>,
+    /// The expert in each slot below `next`.
+    owners: Vec<u32>,
+    /// The end of what has memory.
     next: u32,
     used: usize,
     /// Slots that experts may have. One layer's routed experts may exceed it for a moment.
@@ -78,8 +83,8 @@ impl Books {
             .map(|class| {
                 Ok(Pool {
                     arena: Arena::reserve(class.slot_bytes, class.experts)?,
-                    free: Vec::new(),
-                    released: Vec::new(),
+                    free: BTreeSet::new(),
+                    owners: Vec::new(),
                     next: 0,
                     used: 0,
                     budget: 0,
@@ -176,7 +181,8 @@ impl Books {
             State::Loading | State::Transit => self.transit_bytes -= self.bytes[index],
         }
         let pool = &mut self.pools[usize::from(self.classes[index])];
-        pool.free.push(self.slots[index]);
+        pool.free.insert(self.slots[index]);
+        pool.owners[self.slots[index] as usize] = NO_EXPERT;
         pool.used -= 1;
         self.slots[index] = NO_SLOT;
         self.states[index] = State::Absent;
@@ -193,17 +199,18 @@ impl Books {
     pub(super) fn take_slot(&mut self, id: ExpertId) {
         debug_assert_eq!(self.states[id.index()], State::Absent);
         let pool = &mut self.pools[usize::from(self.classes[id.index()])];
-        let slot = pool.free.pop().or_else(|| pool.released.pop());
-        let slot = slot.unwrap_or_else(|| {
+        let slot = pool.free.pop_first().unwrap_or_else(|| {
             let fresh = pool.next;
             debug_assert!((fresh as usize) < pool.arena.slots());
             pool.next += 1;
+            pool.owners.push(NO_EXPERT);
             if self.may_pin {
                 pool.arena.lock_up_to(fresh);
             }
             fresh
         });
         pool.used += 1;
+        pool.owners[slot as usize] = id.0;
         self.slots[id.index()] = slot;
         self.states[id.index()] = State::Loading;
         self.transit_bytes += self.bytes[id.index()];
@@ -258,8 +265,50 @@ impl Books {
             pool.budget = (share_bytes / pool.arena.slot_bytes()).min(pool.arena.slots());
             let excess = pool.used.saturating_sub(pool.budget);
             self.evict(u16::try_from(class).unwrap_or(u16::MAX), excess, rank);
-            self.pools[class].release_excess();
+            self.shorten(class);
         }
+    }
+
+    /// Gives back memory beyond the budget, from the end of the arena: experts there move to free
+    /// slots in front. Only whole runs at the end are given back, since the memory of a part of a
+    /// huge page stays with it.
+    fn shorten(&mut self, class: usize) {
+        let pool = &mut self.pools[class];
+        let mut moves = MOST_MOVES;
+        let before = pool.next;
+        while pool.next as usize > pool.budget {
+            let last = pool.next - 1;
+            let owner = pool.owners[last as usize];
+            if owner != NO_EXPERT {
+                let index = owner as usize;
+                let rests = matches!(self.states[index], State::Transit | State::Pinned)
+                    && !self.spared[index];
+                if !rests || moves == 0 {
+                    break;
+                }
+                let Some(to) = pool.free.pop_first() else {
+                    break;
+                };
+                moves -= 1;
+                pool.arena.copy(last, to);
+                pool.owners[to as usize] = owner;
+                self.slots[index] = to;
+            }
+            pool.free.remove(&last);
+            pool.owners.pop();
+            pool.next = last;
+        }
+        if pool.next < before {
+            pool.arena.release_from(pool.next, before);
+        }
+    }
+
+    /// Bytes of memory in all slots that have some.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        self.pools
+            .iter()
+            .map(|pool| u64::from(pool.next) * pool.arena.slot_bytes() as u64)
+            .sum()
     }
 
     /// Unlocks everything, for good.
@@ -294,18 +343,6 @@ impl Books {
     /// Why memory of slots could not be locked, if that happened.
     pub(super) fn lock_error(&self) -> Option<nix::errno::Errno> {
         self.pools.iter().find_map(|pool| pool.arena.lock_error())
-    }
-}
-
-impl Pool {
-    /// Gives memory of free slots back while there is more than the budget.
-    fn release_excess(&mut self) {
-        let excess = (self.used + self.free.len()).saturating_sub(self.budget);
-        for _ in 0..excess.min(MOST_RELEASES) {
-            let Some(slot) = self.free.pop() else { return };
-            self.arena.release(slot);
-            self.released.push(slot);
-        }
     }
 }
 

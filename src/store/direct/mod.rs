@@ -530,6 +530,13 @@ impl ExpertStore for DirectStore {
         }
     }
 
+    fn private_transit_bytes(&self) -> u64 {
+        let books = lock(&self.books);
+        books
+            .memory_bytes()
+            .saturating_sub(books.held().pinned_bytes)
+    }
+
     fn waited_ns(&self) -> Option<u64> {
         Some(self.waited_ns.load(Relaxed))
     }

@@ -10,8 +10,9 @@ use crate::model::ModelMap;
 use crate::plant::{Rig, RigOptions, Totals};
 use crate::profile::Profile;
 use crate::sensors::{Roots, Sample, Sensors};
+use crate::store::{DirectOptions, StoreKind};
 use crate::trace::Recorder;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use hotpin_controllers::{AdaptiveConfig, Moment, PolicyKind};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -30,6 +31,8 @@ pub struct Passed {
     pub control: AdaptiveConfig,
     /// Time between ticks, milliseconds.
     pub tick_ms: u64,
+    /// Compare every expert that is read with the file (store `direct`).
+    pub verify: bool,
 }
 
 impl Default for Passed {
@@ -38,6 +41,7 @@ impl Default for Passed {
             engine: EngineOptions::default(),
             control: AdaptiveConfig::default(),
             tick_ms: 100,
+            verify: false,
         }
     }
 }
@@ -93,11 +97,8 @@ fn run(request: &ChildRequest) -> Result<ChildResult> {
 }
 
 fn rig_options(request: &ChildRequest, map: &ModelMap) -> Result<RigOptions> {
-    ensure!(
-        matches!(request.store.as_str(), "auto" | "mapped"),
-        "no store is called {:?}; there is mapped",
-        request.store
-    );
+    let store = <StoreKind as clap::ValueEnum>::from_str(&request.store, false)
+        .map_err(|e| anyhow::anyhow!("--store {}: {e}", request.store))?;
     let passed: Passed = if request.engine.is_null() {
         Passed::default()
     } else {
@@ -119,6 +120,11 @@ fn rig_options(request: &ChildRequest, map: &ModelMap) -> Result<RigOptions> {
         .transpose()?;
     Ok(RigOptions {
         policy: request.policy.parse::<PolicyKind>()?,
+        store,
+        direct: DirectOptions {
+            verify: passed.verify,
+            ..DirectOptions::default()
+        },
         engine: EngineOptions {
             threads: request.threads,
             ..passed.engine
@@ -237,7 +243,11 @@ impl Meter {
             }
         }
         let after = (self.sample(), rig.counters.totals());
-        Ok(segment_result(name, policy, tokens, spent, &before, &after))
+        let known = rig.store_kind == StoreKind::Direct
+            || matches!(policy, PolicyKind::Adaptive | PolicyKind::Lru);
+        Ok(segment_result(
+            name, policy, known, tokens, spent, &before, &after,
+        ))
     }
 
     fn result(
@@ -258,7 +268,7 @@ impl Meter {
         }
         ChildResult {
             policy: request.policy.clone(),
-            store: "mapped".into(),
+            store: rig.store_kind.label().into(),
             load_s: Some(load_s),
             ttft_ms: self.first_token_ms,
             peak_memory_bytes: self.sample().resident_bytes,
@@ -285,6 +295,7 @@ fn likeliest(logits: &[f32]) -> Token {
 fn segment_result(
     name: String,
     policy: PolicyKind,
+    residency_known: bool,
     tokens: u32,
     spent: Duration,
     before: &(Sample, Totals),
@@ -294,7 +305,7 @@ fn segment_result(
     let change = after.1.since(&before.1);
     let routed = (change.hits + change.misses) as f64;
     // Where the kernel keeps transit, only what is locked is known to be resident.
-    let books = matches!(policy, PolicyKind::Adaptive | PolicyKind::Lru) && routed > 0.0;
+    let books = residency_known && routed > 0.0;
     let tapped = policy != PolicyKind::Off && routed > 0.0;
     let per_token =
         |now: Option<u64>, then: Option<u64>| Some(now?.saturating_sub(then?) as f64 / n);

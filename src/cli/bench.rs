@@ -28,6 +28,9 @@ pub(super) struct BenchArgs {
     /// Most memory for experts, such as 8GiB
     #[arg(long, env = "HOTPIN_CAPACITY", value_name = "SIZE")]
     capacity: Option<String>,
+    /// Compare every expert that is read with the file's bytes (store direct); slow
+    #[arg(long, env = "HOTPIN_VERIFY")]
+    verify: bool,
 }
 
 /// Context beyond the tokens that are decoded: room for a prompt.
@@ -43,6 +46,7 @@ pub(super) fn execute(args: &BenchArgs) -> Result<ExitCode> {
         engine: EngineArgs::defaults(args.ctx_size.unwrap_or(needed)),
         control,
         tick_ms: args.tick_ms,
+        verify: args.verify,
     };
     let texts = workload::built_in();
     let hooks = Hooks {

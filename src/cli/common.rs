@@ -6,6 +6,7 @@ use crate::model::ModelMap;
 use crate::plant::{Rig, RigOptions};
 use crate::profile::Profile;
 use crate::size::parse_size;
+use crate::store::{DirectOptions, StoreKind};
 use crate::trace::Recorder;
 use anyhow::{Context, Result};
 use clap::Args;
@@ -65,15 +66,6 @@ impl EngineArgs {
     }
 }
 
-/// Where experts live.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum StoreKind {
-    /// The best one for this machine.
-    Auto,
-    /// The loader's file mapping, with mlock.
-    Mapped,
-}
-
 /// What regulates the session.
 #[derive(Debug, Clone, Args)]
 pub(super) struct ControlArgs {
@@ -83,6 +75,10 @@ pub(super) struct ControlArgs {
     /// Where experts live
     #[arg(long, env = "HOTPIN_STORE", value_enum, default_value = "auto")]
     pub(super) store: StoreKind,
+    /// Compare every expert that is read with the file's bytes, and stop where they differ (store
+    /// direct)
+    #[arg(long, env = "HOTPIN_VERIFY")]
+    pub(super) verify: bool,
     /// Expert counts to start from, made by `hotpin profile`
     #[arg(long, env = "HOTPIN_PROFILE", value_name = "FILE")]
     pub(super) profile: Option<PathBuf>,
@@ -131,6 +127,11 @@ impl ControlArgs {
             .transpose()?;
         Ok(RigOptions {
             policy: self.policy,
+            store: self.store,
+            direct: DirectOptions {
+                verify: self.verify,
+                ..DirectOptions::default()
+            },
             engine,
             control: self.control()?,
             profile,

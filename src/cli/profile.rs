@@ -43,7 +43,7 @@ pub(super) fn execute(args: &ProfileArgs) -> Result<ExitCode> {
     let mut session = Session::new(&model, &options, true)?;
     session.warm_up()?;
     let counts = Arc::new(Mutex::new(vec![0u64; map.shape().total_experts()]));
-    session.route_to(Box::new(Census::new(&map, Arc::clone(&counts))));
+    session.route_to(Box::new(Census::new(&map, Arc::clone(&counts))), None);
     let mut total = 0;
     for path in &args.prompts {
         let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;

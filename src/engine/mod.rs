@@ -3,6 +3,7 @@
 //! Besides `store`, this is the only home of unsafe code. Nothing here decides what stays in memory:
 //! the tap hands each layer's routed experts to a [`RouteSink`] and waits for its answer.
 
+mod arena;
 pub mod capture;
 pub mod gguf_write;
 mod log;
@@ -15,12 +16,13 @@ mod session;
 mod tap;
 mod threads;
 
+pub use arena::{ExpertArena, Window};
 pub use model::{Model, Token};
 pub use options::{CacheType, EngineOptions, FlashAttention, Poll};
 pub use poison::Poison;
 pub use sampler::{Sampler, SamplerOptions};
 pub use session::Session;
-pub use tap::{ExpertUse, Learned, RouteSink, Routed};
+pub use tap::{ExpertOp, ExpertUse, Learned, RouteSink, Routed};
 
 /// What can go wrong in the engine.
 #[derive(Debug, thiserror::Error)]

@@ -3,7 +3,8 @@
 use super::tap::{Tap, on_abort_check, on_node};
 use super::threads::ThreadPools;
 use super::{
-    EngineError, EngineOptions, FlashAttention, Learned, Model, Poison, RouteSink, Token, log,
+    EngineError, EngineOptions, ExpertArena, FlashAttention, Learned, Model, Poison, RouteSink,
+    Token, log,
 };
 use llama_cpp_4::context::LlamaContext;
 use llama_cpp_4::context::params::{LlamaContextParams, LlamaFlashAttnType};
@@ -136,11 +137,12 @@ impl<'m> Session<'m> {
         self.tap.as_ref().map(|tap| tap.get().learned())
     }
 
-    /// Hands routing to `sink` from now on. Without a tap, `sink` is dropped unused.
-    pub fn route_to(&mut self, sink: Box<dyn RouteSink>) {
+    /// Hands routing to `sink` from now on, and uses experts from `arena`, if there is one. Without a
+    /// tap, both are dropped unused.
+    pub fn route_to(&mut self, sink: Box<dyn RouteSink>, arena: Option<Arc<dyn ExpertArena>>) {
         let max_tokens = self.options.n_ubatch as usize;
         if let Some(tap) = &mut self.tap {
-            tap.get_mut().run(sink, max_tokens);
+            tap.get_mut().run(sink, arena, max_tokens);
         }
     }
 

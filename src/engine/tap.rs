@@ -6,6 +6,7 @@
 //! router outputs are asked for; the scheduler then runs the graph in pieces that end there.
 
 use super::Poison;
+use super::arena::{ExpertArena, Rebinder};
 use llama_cpp_sys_4 as sys;
 use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -56,9 +57,22 @@ pub trait RouteSink: Send {
     fn streams(&self) -> bool;
 }
 
+/// What a node does with expert weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertOp {
+    /// Multiplies by the routed experts' matrices.
+    Multiply,
+    /// Adds the routed experts' biases.
+    AddBias,
+}
+
 /// One use of expert weights in the graph, in graph order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpertUse {
+    /// What is done with them.
+    pub op: ExpertOp,
+    /// Name of the node before the one that uses them.
+    pub before: String,
     /// Name of the weight tensor in the model file.
     pub tensor: String,
     /// Block whose router selects the experts.
@@ -95,6 +109,9 @@ pub(super) struct Tap {
     phase: Phase,
     learned: Learned,
     sink: Option<Box<dyn RouteSink>>,
+    rebinder: Option<Rebinder>,
+    /// Name of the node that was asked about last, while learning.
+    before: String,
     experts: Vec<i32>,
     batch_tokens: usize,
     watching: bool,
@@ -118,6 +135,8 @@ impl Tap {
             phase: Phase::Learning,
             learned: Learned::default(),
             sink: None,
+            rebinder: None,
+            before: String::new(),
             experts: Vec::new(),
             batch_tokens: 0,
             watching: false,
@@ -130,9 +149,16 @@ impl Tap {
         &self.learned
     }
 
-    /// Stops learning and hands routing to `sink` from now on. `max_tokens` is the micro-batch.
-    pub(super) fn run(&mut self, sink: Box<dyn RouteSink>, max_tokens: usize) {
+    /// Stops learning and hands routing to `sink` from now on; experts are then used from `arena`,
+    /// if there is one. `max_tokens` is the micro-batch.
+    pub(super) fn run(
+        &mut self,
+        sink: Box<dyn RouteSink>,
+        arena: Option<Arc<dyn ExpertArena>>,
+        max_tokens: usize,
+    ) {
         self.phase = Phase::Running;
+        self.rebinder = arena.map(|arena| Rebinder::new(arena, &self.learned));
         self.experts = Vec::with_capacity(self.learned.top_k * max_tokens);
         self.sink = Some(sink);
     }
@@ -164,13 +190,30 @@ impl Tap {
     }
 
     /// Whether the scheduler is to stop after this node.
-    fn wants(&mut self, node: &sys::ggml_tensor) -> bool {
+    fn wants(&mut self, node: &mut sys::ggml_tensor) -> bool {
         match self.phase {
             Phase::Learning => {
                 self.learn(node);
+                self.before.clear();
+                self.before
+                    .push_str(&String::from_utf8_lossy(name_of(node)));
                 false
             }
             Phase::Running => {
+                if self.sink.is_none() {
+                    return false;
+                }
+                if let Some(rebinder) = &mut self.rebinder {
+                    // What was poisoned before must not be waited for again and again.
+                    if !self.poison.is_set()
+                        && let Err(cause) = rebinder.bind(node)
+                    {
+                        self.poison.set(cause);
+                    }
+                    if rebinder.cuts_after(node) {
+                        return true;
+                    }
+                }
                 self.watching
                     && block_of(name_of(node), self.learned.router_prefix.as_bytes()).is_some()
             }
@@ -179,9 +222,9 @@ impl Tap {
 
     /// Records a node that uses expert weights.
     fn learn(&mut self, node: &sys::ggml_tensor) {
-        let (weights, selection) = match node.op {
-            sys::GGML_OP_MUL_MAT_ID => (node.src[0], node.src[2]),
-            sys::GGML_OP_ADD_ID => (node.src[1], node.src[2]),
+        let (op, weights, selection) = match node.op {
+            sys::GGML_OP_MUL_MAT_ID => (ExpertOp::Multiply, node.src[0], node.src[2]),
+            sys::GGML_OP_ADD_ID => (ExpertOp::AddBias, node.src[1], node.src[2]),
             _ => return,
         };
         // SAFETY: sources of a scheduled node are null or valid for the life of the graph.
@@ -218,8 +261,10 @@ impl Tap {
             .top_k
             .max(usize::try_from(selection.ne[0]).unwrap_or(0));
         // Biases are [n, experts], weights [n, m, experts].
-        let last_dim = if node.op == sys::GGML_OP_ADD_ID { 1 } else { 2 };
+        let last_dim = if op == ExpertOp::AddBias { 1 } else { 2 };
         learned.uses.push(ExpertUse {
+            op,
+            before: self.before.clone(),
             tensor: tensor.to_owned(),
             block,
             address: weights.data as usize,
@@ -269,6 +314,10 @@ impl Tap {
             since_last_ns: nanos(self.last),
         };
         let answer = sink.routed(&routed);
+        let answer = answer.and_then(|()| match &mut self.rebinder {
+            Some(rebinder) => rebinder.routed(block, &self.experts, top_k, tokens),
+            None => Ok(()),
+        });
         self.last = Instant::now();
         if let Err(cause) = answer {
             self.poison.set(cause);
@@ -282,7 +331,7 @@ fn nanos(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn name_of(tensor: &sys::ggml_tensor) -> &[u8] {
+pub(super) fn name_of(tensor: &sys::ggml_tensor) -> &[u8] {
     // SAFETY: ggml keeps names NUL-terminated inside the fixed array.
     unsafe { CStr::from_ptr(tensor.name.as_ptr()) }.to_bytes()
 }
@@ -317,7 +366,7 @@ pub(super) unsafe extern "C" fn on_node(
 ) -> bool {
     // SAFETY: as the function's own contract.
     let (Some(tap), Some(node)) = (unsafe { user_data.cast::<Tap>().as_mut() }, unsafe {
-        tensor.as_ref()
+        tensor.as_mut()
     }) else {
         return !ask;
     };

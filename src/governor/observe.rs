@@ -3,7 +3,9 @@
 use super::{GovernorOptions, Regulated};
 use crate::plant::Totals;
 use crate::sensors::Sample;
-use hotpin_controllers::{EngineTotals, Faults, Held, ModelShape, Observation, Residence};
+use hotpin_controllers::{
+    CgroupMemory, EngineTotals, Faults, Held, HostMemory, ModelShape, Observation, Residence,
+};
 
 /// Mappings that the process needs besides what locking splits.
 const OTHER_MAPS: u64 = 4096;
@@ -15,6 +17,7 @@ pub(super) struct Plant {
     prefill: Vec<u32>,
     residence: Vec<Residence>,
     held: Held,
+    private_transit_bytes: u64,
     totals: Totals,
     earlier: Totals,
     faults: Option<Faults>,
@@ -29,6 +32,7 @@ impl Plant {
             prefill: vec![0; experts],
             residence: vec![Residence::Absent; experts],
             held: Held::default(),
+            private_transit_bytes: 0,
             totals: Totals::default(),
             earlier: Totals::default(),
             faults: None,
@@ -42,6 +46,7 @@ impl Plant {
         regulated.counters.prefill_into(&mut self.prefill);
         regulated.store.residence_into(&mut self.residence);
         self.held = regulated.store.held();
+        self.private_transit_bytes = regulated.store.private_transit_bytes();
         self.earlier = self.totals;
         self.totals = regulated.counters.totals();
     }
@@ -62,10 +67,18 @@ impl Plant {
             options.dense_locked_bytes,
             map_budget(sample, options, shape),
         );
+        // Transit counts as available, wherever it is.
+        let ours = self.private_transit_bytes;
         Observation {
             now: sample.now,
-            host: sample.host,
-            cgroup: sample.cgroup,
+            host: sample.host.map(|host| HostMemory {
+                available_bytes: host.available_bytes.saturating_add(ours),
+                ..host
+            }),
+            cgroup: sample.cgroup.map(|cgroup| CgroupMemory {
+                available_bytes: cgroup.available_bytes.saturating_add(ours),
+                ..cgroup
+            }),
             pressure: sample.pressure,
             locks,
             faults: sample.faults,

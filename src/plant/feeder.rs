@@ -33,6 +33,8 @@ pub struct Feeder {
     baselines_ns: Vec<Option<f64>>,
     /// The layer that was answered last in this decode, and whether all of it was locked.
     last: Option<(usize, bool)>,
+    /// What the store had waited when it was last asked, ns.
+    waited_ns: u64,
     quiet_tokens: u32,
     unseen: u32,
     missed: bool,
@@ -64,6 +66,7 @@ impl Feeder {
             layer_of_block,
             round: 0,
             last: None,
+            waited_ns: 0,
             quiet_tokens: STREAMING_MEMORY_TOKENS,
             unseen: 0,
             missed: false,
@@ -103,9 +106,15 @@ impl Feeder {
         Ok(())
     }
 
-    /// Books the time of the layer answered last: above its baseline it is stall. Fully locked
-    /// layers set the baseline.
+    /// Books how long the layer answered last was waited for. Where the store does not know, that is
+    /// its time above its baseline, which fully locked layers set.
     fn settle(&mut self, since_last_ns: u64) {
+        if let Some(waited_ns) = self.store.waited_ns() {
+            self.counters
+                .stalled(waited_ns.saturating_sub(self.waited_ns));
+            self.waited_ns = waited_ns;
+            return;
+        }
         let Some((layer, locked)) = self.last.take() else {
             return;
         };

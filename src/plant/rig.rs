@@ -2,11 +2,14 @@
 //! apart in the reverse one.
 
 use super::{Counters, Feeder};
-use crate::engine::{EngineError, EngineOptions, Model, Poll, Session};
+use crate::engine::{EngineError, EngineOptions, ExpertArena, Learned, Model, Poll, Session};
 use crate::governor::{Governor, GovernorOptions, Journal, Regulated};
 use crate::model::ModelMap;
 use crate::sensors::{Roots, readahead_request_bytes};
-use crate::store::{DenseLock, ExpertStore, Layout, LayoutError, MappedStore, TransitKeeper};
+use crate::store::{
+    DenseLock, DirectOptions, DirectStore, ExpertStore, Layout, LayoutError, MappedStore,
+    StoreError, StoreKind, TransitKeeper,
+};
 use crate::trace::Recorder;
 use hotpin_controllers::config::AdaptiveConfig;
 use hotpin_controllers::policy::{BuildError, PolicyKind, build};
@@ -21,6 +24,10 @@ const UNKNOWN_DEVICE_PIECE_BYTES: usize = 128 << 10;
 pub struct RigOptions {
     /// The policy.
     pub policy: PolicyKind,
+    /// Where experts live.
+    pub store: StoreKind,
+    /// How store `direct` reads.
+    pub direct: DirectOptions,
     /// Engine settings; `poll` is chosen by policy.
     pub engine: EngineOptions,
     /// Settings of the control laws.
@@ -44,6 +51,9 @@ pub enum RigError {
     /// The layout.
     #[error(transparent)]
     Layout(#[from] LayoutError),
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// The policy.
     #[error(transparent)]
     Policy(#[from] BuildError),
@@ -64,6 +74,8 @@ pub struct Rig<'m> {
     pub counters: Arc<Counters>,
     /// The store, where there is one.
     pub store: Option<Arc<dyn ExpertStore>>,
+    /// Which store it is; `Mapped` without one.
+    pub store_kind: StoreKind,
     /// What the user should know about how this session runs.
     pub notes: Vec<String>,
 }
@@ -111,6 +123,7 @@ impl<'m> Rig<'m> {
             session,
             counters,
             store: None,
+            store_kind: StoreKind::Mapped,
             notes: Vec::new(),
         };
         if !map.is_moe() {
@@ -143,19 +156,8 @@ impl<'m> Rig<'m> {
             .slices()
             .len()
             .div_ceil(map.shape().total_experts().max(1));
-        let piece_bytes = readahead_request_bytes(&Roots::default(), map.path())
-            .ok()
-            .and_then(|bytes| usize::try_from(bytes).ok())
-            .unwrap_or(UNKNOWN_DEVICE_PIECE_BYTES);
-        #[expect(
-            unsafe_code,
-            reason = "only here is it known that the model outlives the store"
-        )]
-        // SAFETY: the mapping belongs to the model, which `'m` keeps alive longer than the session;
-        // the store is dropped with the rig, after the governor's thread was joined.
-        let (store, dense) =
-            unsafe { MappedStore::new(layout, keeper_of(options.policy), true, piece_bytes) };
-        let dense_locked_bytes = match dense {
+        let made = make_store(map, learned, layout, &options)?;
+        let dense_locked_bytes = match made.dense {
             DenseLock::Locked(bytes) => bytes,
             DenseLock::Skipped => 0,
             DenseLock::Failed(error) => {
@@ -164,7 +166,9 @@ impl<'m> Rig<'m> {
                 0
             }
         };
-        let store: Arc<dyn ExpertStore> = Arc::new(store);
+        self.notes.extend(made.notes);
+        self.store_kind = made.kind;
+        let store = made.store;
         let blocks: Vec<u32> = map.layers().iter().map(|l| l.block).collect();
         let regulated = Regulated {
             store: Arc::clone(&store),
@@ -190,9 +194,62 @@ impl<'m> Rig<'m> {
             &blocks,
             options.recorder,
         );
-        self.session.route_to(Box::new(feeder));
+        self.session.route_to(Box::new(feeder), made.arena);
         self.governor = Some(governor);
         self.store = Some(store);
         Ok(())
     }
+}
+
+/// A store, ready to be regulated.
+struct Made {
+    store: Arc<dyn ExpertStore>,
+    /// The same store as the engine uses it, where experts are not in the model's tensors.
+    arena: Option<Arc<dyn ExpertArena>>,
+    kind: StoreKind,
+    dense: DenseLock,
+    notes: Vec<String>,
+}
+
+/// Makes the store that was asked for.
+#[expect(
+    unsafe_code,
+    reason = "only here is it known that the model outlives the store"
+)]
+fn make_store(
+    map: &ModelMap,
+    learned: &Learned,
+    layout: Layout,
+    options: &RigOptions,
+) -> Result<Made, StoreError> {
+    let piece_bytes = readahead_request_bytes(&Roots::default(), map.path())
+        .ok()
+        .and_then(|bytes| usize::try_from(bytes).ok())
+        .unwrap_or(UNKNOWN_DEVICE_PIECE_BYTES);
+    if options.store == StoreKind::Direct {
+        // SAFETY: the mapping belongs to the model, which the rig's lifetime keeps alive longer than
+        // the session; the store is dropped with the rig, after the governor's thread was joined.
+        let (store, dense) =
+            unsafe { DirectStore::new(map, learned, layout, options.direct, piece_bytes) }?;
+        let notes = store.notes().to_vec();
+        let store = Arc::new(store);
+        let arena: Arc<dyn ExpertArena> = Arc::clone(&store) as _;
+        return Ok(Made {
+            store,
+            arena: Some(arena),
+            kind: StoreKind::Direct,
+            dense,
+            notes,
+        });
+    }
+    // SAFETY: as above.
+    let (store, dense) =
+        unsafe { MappedStore::new(layout, keeper_of(options.policy), true, piece_bytes) };
+    Ok(Made {
+        store: Arc::new(store),
+        arena: None,
+        kind: StoreKind::Mapped,
+        dense,
+        notes: Vec::new(),
+    })
 }

@@ -521,7 +521,7 @@ impl Drop for MappedStore {
     }
 }
 
-fn dense_ranges(layout: &Layout) -> impl Iterator<Item = PageRange> {
+pub(super) fn dense_ranges(layout: &Layout) -> impl Iterator<Item = PageRange> {
     layout
         .dense()
         .iter()
@@ -529,7 +529,7 @@ fn dense_ranges(layout: &Layout) -> impl Iterator<Item = PageRange> {
 }
 
 /// Reads and locks the dense weights, all or none.
-fn lock_dense_ranges(layout: &Layout, piece_bytes: usize) -> DenseLock {
+pub(super) fn lock_dense_ranges(layout: &Layout, piece_bytes: usize) -> DenseLock {
     let mut bytes = 0u64;
     for range in dense_ranges(layout) {
         // Locking reads what is missing; reading ahead first is only faster.

@@ -5,15 +5,52 @@
 //! given to it by the governor, routed experts by the engine.
 
 mod boundary;
+mod direct;
 mod layout;
 mod mapped;
 mod pages;
 pub mod residency;
 
+pub use direct::{DirectOptions, DirectStore, Fault};
 pub use layout::{Layout, LayoutError, SliceAt};
 pub use mapped::{DenseLock, MappedStore, TransitKeeper};
 
 use hotpin_controllers::{ExpertId, Held, Residence};
+
+/// Which store a session uses.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Default,
+    serde::Serialize,
+    serde::Deserialize,
+    clap::ValueEnum,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum StoreKind {
+    /// The best one for this machine.
+    #[default]
+    Auto,
+    /// The loader's file mapping, with mlock.
+    Mapped,
+    /// An arena of its own, read with O_DIRECT through io_uring.
+    Direct,
+}
+
+impl StoreKind {
+    /// The name on the command line.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Mapped => "mapped",
+            Self::Direct => "direct",
+        }
+    }
+}
 
 /// What one fetch found and did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,6 +96,18 @@ pub enum StoreError {
         /// The system's answer.
         errno: nix::errno::Errno,
     },
+    /// The store could not be set up.
+    #[error("the direct store could not be set up: {cause}")]
+    Open {
+        /// In words for the user.
+        cause: String,
+    },
+    /// An expert's bytes could not be had.
+    #[error("{cause}")]
+    Load {
+        /// In words for the user.
+        cause: String,
+    },
 }
 
 impl StoreError {
@@ -67,7 +116,7 @@ impl StoreError {
     pub fn errno(&self) -> Option<nix::errno::Errno> {
         match self {
             Self::Lock { errno, .. } | Self::Read { errno, .. } => Some(*errno),
-            Self::NoSuchExpert { .. } => None,
+            Self::NoSuchExpert { .. } | Self::Open { .. } | Self::Load { .. } => None,
         }
     }
 }
@@ -121,6 +170,18 @@ pub trait ExpertStore: Send + Sync + std::fmt::Debug {
 
     /// What the books say is held.
     fn held(&self) -> Held;
+
+    /// Bytes of transit that are the process's own memory: the system does not count them as
+    /// available, though they can be given back at once as page cache can.
+    fn private_transit_bytes(&self) -> u64 {
+        0
+    }
+
+    /// Time that the engine has waited for bytes of routed experts since the store was made, ns;
+    /// `None` where waits are page faults, which the store does not see.
+    fn waited_ns(&self) -> Option<u64> {
+        None
+    }
 
     /// Residence of every expert, by the books.
     fn residence_into(&self, out: &mut [Residence]);

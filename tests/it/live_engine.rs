@@ -255,7 +255,7 @@ fn every_layer_routes_every_token_when_every_row_is_wanted() {
     session.warm_up().expect("warm-up");
     let sink = Troubled::new(u32::MAX, Trouble::Fail);
     let rows = Arc::clone(&sink.rows);
-    session.route_to(Box::new(sink));
+    session.route_to(Box::new(sink), None);
     session
         .decode_every_row(&loaded.tokens(70))
         .expect("decode");
@@ -328,7 +328,7 @@ fn check_trouble(loaded: &Loaded, block: u32, trouble: Trouble, expect: &str) {
     session.warm_up().expect("warm-up");
     let sink = Troubled::new(block, trouble);
     let (armed, abandoned) = (Arc::clone(&sink.armed), Arc::clone(&sink.abandoned));
-    session.route_to(Box::new(sink));
+    session.route_to(Box::new(sink), None);
     let healthy = forced_hash(&mut session, &tokens[..6]);
     for part in [&tokens[6..7], &tokens[..]] {
         let position = session.position();

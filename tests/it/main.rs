@@ -4,6 +4,7 @@ mod bench_parent;
 mod demo_model;
 mod gguf_writer;
 mod live_cli;
+mod live_direct;
 mod live_engine;
 mod live_store;
 mod model_map;

@@ -4,6 +4,7 @@ use hotpin::engine::{EngineOptions, Model, Session, Token};
 use hotpin::governor::Journal;
 use hotpin::model::ModelMap;
 use hotpin::plant::{Rig, RigOptions};
+use hotpin::store::{DirectOptions, StoreKind};
 use hotpin_controllers::{AdaptiveConfig, PolicyKind};
 use sha2::{Digest, Sha256};
 use std::ffi::OsStr;
@@ -140,6 +141,8 @@ impl Loaded {
         control.pins.transit_floor_bytes = 1 << 20;
         RigOptions {
             policy,
+            store: StoreKind::Mapped,
+            direct: DirectOptions::default(),
             engine: engine_options(),
             control,
             profile: Some(self.profile()),

@@ -1,0 +1,165 @@
+//! Memory for slots: one anonymous reservation, touched as it is needed, in huge pages where the
+//! system has them, locked where it allows that.
+//!
+//! Physical pages stay with their slot when an expert is evicted, so the next one costs neither
+//! fault nor zeroing, and addresses never change.
+
+use nix::errno::Errno;
+use std::io;
+use std::ptr::NonNull;
+
+/// Size of a huge page; boundaries of locked ranges lie at multiples, so that none is split.
+const HUGE_BYTES: usize = 2 << 20;
+
+/// Slots of one size.
+#[derive(Debug)]
+pub(super) struct Arena {
+    /// What was mapped.
+    mapping: NonNull<libc::c_void>,
+    mapped_bytes: usize,
+    /// Slot 0, on a huge page's boundary.
+    base: usize,
+    slot_bytes: usize,
+    slots: usize,
+    /// Bytes from `base` on that are locked.
+    locked_bytes: usize,
+    /// Why locking stopped, when it did.
+    lock_error: Option<Errno>,
+}
+
+// SAFETY: the arena owns its mapping; every access through it is by address, ordered by the store.
+unsafe impl Send for Arena {}
+// SAFETY: as above; shared references only compute addresses.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    /// Reserves address space for `slots`; nothing is allocated yet.
+    ///
+    /// # Errors
+    /// When the system refuses the reservation.
+    pub(super) fn reserve(slot_bytes: usize, slots: usize) -> io::Result<Self> {
+        let too_large = || io::Error::other(format!("{slots} slots of {slot_bytes} bytes"));
+        let mapped_bytes = slot_bytes
+            .checked_mul(slots)
+            .and_then(|bytes| bytes.checked_add(2 * HUGE_BYTES))
+            .ok_or_else(too_large)?;
+        // SAFETY: a new private anonymous mapping at an address of the kernel's choice.
+        let mapping = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                mapped_bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if mapping == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let mapping = NonNull::new(mapping).ok_or_else(too_large)?;
+        let base = (mapping.as_ptr() as usize).next_multiple_of(HUGE_BYTES);
+        // SAFETY: advice on our own mapping. Where it is refused, pages are small.
+        unsafe { libc::madvise(mapping.as_ptr(), mapped_bytes, libc::MADV_HUGEPAGE) };
+        // SAFETY: as above. A child process never needs the experts.
+        unsafe { libc::madvise(mapping.as_ptr(), mapped_bytes, libc::MADV_DONTFORK) };
+        Ok(Self {
+            mapping,
+            mapped_bytes,
+            base,
+            slot_bytes,
+            slots,
+            locked_bytes: 0,
+            lock_error: None,
+        })
+    }
+
+    /// Address of a slot.
+    pub(super) fn address(&self, slot: u32) -> usize {
+        debug_assert!((slot as usize) < self.slots);
+        self.base + slot as usize * self.slot_bytes
+    }
+
+    pub(super) fn slot_bytes(&self) -> usize {
+        self.slot_bytes
+    }
+
+    pub(super) fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// Locks slots `0..=slot`, huge page by huge page, until the system refuses.
+    pub(super) fn lock_up_to(&mut self, slot: u32) {
+        let end = ((slot as usize + 1) * self.slot_bytes).next_multiple_of(HUGE_BYTES);
+        if self.lock_error.is_some() || end <= self.locked_bytes {
+            return;
+        }
+        let start = self.base + self.locked_bytes;
+        // SAFETY: inside our own mapping, which has room for a huge page beyond the last slot.
+        let code = unsafe { libc::mlock(start as *const libc::c_void, end - self.locked_bytes) };
+        match Errno::result(code) {
+            Ok(_) => self.locked_bytes = end,
+            Err(errno) => {
+                // The kernel marks the range before it fails.
+                // SAFETY: as above.
+                unsafe { libc::munlock(start as *const libc::c_void, end - self.locked_bytes) };
+                self.lock_error = Some(errno);
+            }
+        }
+    }
+
+    /// Whether the slot's memory is locked.
+    pub(super) fn is_locked(&self, slot: u32) -> bool {
+        (slot as usize + 1) * self.slot_bytes <= self.locked_bytes
+    }
+
+    /// Why not everything is locked.
+    pub(super) fn lock_error(&self) -> Option<Errno> {
+        self.lock_error
+    }
+
+    /// Unlocks everything, for good.
+    pub(super) fn unlock(&mut self) {
+        if self.locked_bytes > 0 {
+            // SAFETY: our own mapping.
+            unsafe { libc::munlock(self.base as *const libc::c_void, self.locked_bytes) };
+        }
+        self.locked_bytes = 0;
+        self.lock_error.get_or_insert(Errno::EPERM);
+    }
+
+    /// Copies one slot's contents to another.
+    pub(super) fn copy(&self, from: u32, to: u32) {
+        let (from, to) = (self.address(from) as *const u8, self.address(to) as *mut u8);
+        // SAFETY: two distinct slots of our own mapping; the store's books say that no read into
+        // either is under way and that the engine uses neither.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, self.slot_bytes) };
+    }
+
+    /// Gives the memory of slots `first..end` back; those before keep the huge page that they share
+    /// with the first. Touching the others again costs a fault.
+    pub(super) fn release_from(&mut self, first: u32, end: u32) {
+        let start = (first as usize * self.slot_bytes).next_multiple_of(HUGE_BYTES);
+        let end = (end as usize * self.slot_bytes).next_multiple_of(HUGE_BYTES);
+        if end <= start {
+            return;
+        }
+        let (address, len) = ((self.base + start) as *mut libc::c_void, end - start);
+        // SAFETY: whole pages of our own mapping that hold no expert, and no read into them is under
+        // way.
+        unsafe {
+            if self.locked_bytes > start {
+                libc::munlock(address, len);
+            }
+            libc::madvise(address, len, libc::MADV_DONTNEED);
+        }
+        self.locked_bytes = self.locked_bytes.min(start);
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: `reserve` mapped it; the readers that write into it were dropped before.
+        unsafe { libc::munmap(self.mapping.as_ptr(), self.mapped_bytes) };
+    }
+}

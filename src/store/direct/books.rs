@@ -1,0 +1,351 @@
+//! Which expert is in which slot, and who may have whose.
+//!
+//! All of it is behind one lock that is held for bookkeeping only, never for a read: engine and
+//! governor both change slots, and an expert that the engine uses at this moment must not lose its
+//! own, or the sums would be of another expert's weights.
+
+use super::arena::Arena;
+use super::geometry::Geometry;
+use hotpin_controllers::{ExpertId, Held, ModelShape, Residence};
+use std::collections::BTreeSet;
+use std::io;
+
+/// An expert's slot where it has none.
+const NO_SLOT: u32 = u32::MAX;
+
+/// No expert is in a slot.
+const NO_EXPERT: u32 = u32::MAX;
+
+/// Experts moved in one go to make the arena shorter: the lock is held meanwhile, half a millisecond
+/// for each of some MB.
+const MOST_MOVES: usize = 32;
+
+/// What is in an expert's slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// It has no slot.
+    Absent,
+    /// Reads into its slot are under way.
+    Loading,
+    /// Resident, first to go.
+    Transit,
+    /// Resident, locked, and kept.
+    Pinned,
+}
+
+/// Slots of one size.
+#[derive(Debug)]
+struct Pool {
+    arena: Arena,
+    /// Slots below `next` without an expert. The lowest is taken first, which keeps the arena short.
+    free: BTreeSet<u32>,
+    /// The expert in each slot below `next`.
+    owners: Vec<u32>,
+    /// The end of what has memory.
+    next: u32,
+    used: usize,
+    /// Slots that experts may have. One layer's routed experts may exceed it for a moment.
+    budget: usize,
+    /// Bytes of the class over bytes of the model.
+    share: f64,
+}
+
+/// The books.
+#[derive(Debug)]
+pub(super) struct Books {
+    states: Vec<State>,
+    slots: Vec<u32>,
+    classes: Vec<u16>,
+    bytes: Vec<u64>,
+    pools: Vec<Pool>,
+    in_use: Vec<ExpertId>,
+    spared: Vec<bool>,
+    victims: Vec<(f32, u32)>,
+    pinned_bytes: u64,
+    transit_bytes: u64,
+    may_pin: bool,
+}
+
+impl Books {
+    /// Empty books; address space is reserved, memory is not.
+    ///
+    /// # Errors
+    /// When address space is refused.
+    pub(super) fn new(geometry: &Geometry) -> io::Result<Self> {
+        let shape: &ModelShape = &geometry.shape;
+        let experts = shape.total_experts();
+        let ids = || (0..experts).map(expert_id);
+        let bytes_of = |class: &super::geometry::Class| (class.slot_bytes * class.experts) as f64;
+        let total: f64 = geometry.classes.iter().map(bytes_of).sum();
+        let pools = geometry
+            .classes
+            .iter()
+            .map(|class| {
+                Ok(Pool {
+                    arena: Arena::reserve(class.slot_bytes, class.experts)?,
+                    free: BTreeSet::new(),
+                    owners: Vec::new(),
+                    next: 0,
+                    used: 0,
+                    budget: 0,
+                    share: bytes_of(class) / total.max(1.0),
+                })
+            })
+            .collect::<io::Result<Vec<_>>>()?;
+        Ok(Self {
+            states: vec![State::Absent; experts],
+            slots: vec![NO_SLOT; experts],
+            classes: ids()
+                .map(|id| u16::try_from(geometry.class(id)).unwrap_or(u16::MAX))
+                .collect(),
+            bytes: ids().map(|id| shape.bytes(id)).collect(),
+            pools,
+            in_use: Vec::new(),
+            spared: vec![false; experts],
+            victims: Vec::new(),
+            pinned_bytes: 0,
+            transit_bytes: 0,
+            may_pin: true,
+        })
+    }
+
+    pub(super) fn state(&self, id: ExpertId) -> State {
+        self.states[id.index()]
+    }
+
+    pub(super) fn slot(&self, id: ExpertId) -> Option<u32> {
+        let slot = self.slots[id.index()];
+        (slot != NO_SLOT).then_some(slot)
+    }
+
+    /// Address of slot 0 and slot size of a class.
+    pub(super) fn arena(&self, class: usize) -> (usize, usize) {
+        let arena = &self.pools[class].arena;
+        (arena.address(0), arena.slot_bytes())
+    }
+
+    /// Address of an expert's slot.
+    pub(super) fn address(&self, id: ExpertId) -> Option<usize> {
+        let pool = &self.pools[usize::from(self.classes[id.index()])];
+        Some(pool.arena.address(self.slot(id)?))
+    }
+
+    /// Names the experts that the engine uses from now on: they keep their slots.
+    pub(super) fn use_only(&mut self, experts: &[ExpertId]) {
+        for &id in &self.in_use {
+            self.spared[id.index()] = false;
+        }
+        self.in_use.clear();
+        self.in_use.extend_from_slice(experts);
+        for &id in experts {
+            self.spared[id.index()] = true;
+        }
+    }
+
+    /// Makes room for `wanted` more experts of the class of `like`, as far as what may go allows.
+    pub(super) fn make_room(&mut self, like: ExpertId, wanted: usize, rank: &dyn Fn(usize) -> f32) {
+        let class = self.classes[like.index()];
+        let pool = &self.pools[usize::from(class)];
+        let excess = (pool.used + wanted).saturating_sub(pool.budget);
+        self.evict(class, excess, rank);
+    }
+
+    /// Evicts the `count` lowest-ranked experts in transit.
+    fn evict(&mut self, class: u16, count: usize, rank: &dyn Fn(usize) -> f32) {
+        if count == 0 {
+            return;
+        }
+        let mut victims = std::mem::take(&mut self.victims);
+        victims.clear();
+        for (index, state) in self.states.iter().enumerate() {
+            if *state == State::Transit && self.classes[index] == class && !self.spared[index] {
+                victims.push((rank(index), expert_id(index).0));
+            }
+        }
+        if count < victims.len() {
+            victims.select_nth_unstable_by(count, |a, b| a.0.total_cmp(&b.0));
+            victims.truncate(count);
+        }
+        for &(_, id) in &victims {
+            self.drop_expert(ExpertId(id));
+        }
+        self.victims = victims;
+    }
+
+    /// Takes an expert's slot away; its memory stays for the next one.
+    pub(super) fn drop_expert(&mut self, id: ExpertId) {
+        let index = id.index();
+        match self.states[index] {
+            State::Absent => return,
+            State::Pinned => self.pinned_bytes -= self.bytes[index],
+            State::Loading | State::Transit => self.transit_bytes -= self.bytes[index],
+        }
+        let pool = &mut self.pools[usize::from(self.classes[index])];
+        pool.free.insert(self.slots[index]);
+        pool.owners[self.slots[index] as usize] = NO_EXPERT;
+        pool.used -= 1;
+        self.slots[index] = NO_SLOT;
+        self.states[index] = State::Absent;
+    }
+
+    /// Whether the class of an expert has room within its budget.
+    pub(super) fn has_room(&self, id: ExpertId) -> bool {
+        let pool = &self.pools[usize::from(self.classes[id.index()])];
+        pool.used < pool.budget
+    }
+
+    /// Gives an absent expert a slot to be read into. There is one for every expert of the class, so
+    /// this cannot fail; memory beyond the budget is given back later.
+    pub(super) fn take_slot(&mut self, id: ExpertId) {
+        debug_assert_eq!(self.states[id.index()], State::Absent);
+        let pool = &mut self.pools[usize::from(self.classes[id.index()])];
+        let slot = pool.free.pop_first().unwrap_or_else(|| {
+            let fresh = pool.next;
+            debug_assert!((fresh as usize) < pool.arena.slots());
+            pool.next += 1;
+            pool.owners.push(NO_EXPERT);
+            if self.may_pin {
+                pool.arena.lock_up_to(fresh);
+            }
+            fresh
+        });
+        pool.used += 1;
+        pool.owners[slot as usize] = id.0;
+        self.slots[id.index()] = slot;
+        self.states[id.index()] = State::Loading;
+        self.transit_bytes += self.bytes[id.index()];
+    }
+
+    /// Marks an expert that was being read as resident.
+    pub(super) fn loaded(&mut self, id: ExpertId) {
+        if self.states[id.index()] == State::Loading {
+            self.states[id.index()] = State::Transit;
+        }
+    }
+
+    /// Pins an expert in transit. False when its slot is not locked.
+    pub(super) fn pin(&mut self, id: ExpertId) -> bool {
+        let index = id.index();
+        let arena = &self.pools[usize::from(self.classes[index])].arena;
+        if !self.may_pin
+            || self.states[index] != State::Transit
+            || !arena.is_locked(self.slots[index])
+        {
+            return false;
+        }
+        self.states[index] = State::Pinned;
+        self.transit_bytes -= self.bytes[index];
+        self.pinned_bytes += self.bytes[index];
+        true
+    }
+
+    /// Unpins an expert; it stays in transit.
+    pub(super) fn unpin(&mut self, id: ExpertId) -> bool {
+        let index = id.index();
+        if self.states[index] != State::Pinned {
+            return false;
+        }
+        self.states[index] = State::Transit;
+        self.pinned_bytes -= self.bytes[index];
+        self.transit_bytes += self.bytes[index];
+        true
+    }
+
+    /// Sets the budgets and evicts what exceeds them.
+    pub(super) fn set_capacity(&mut self, bytes: u64, rank: &dyn Fn(usize) -> f32) {
+        for class in 0..self.pools.len() {
+            let pool = &mut self.pools[class];
+            #[expect(
+                clippy::cast_precision_loss,
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "bytes of memory are far below 2^53, and the product is not negative"
+            )]
+            let share_bytes = (bytes as f64 * pool.share) as usize;
+            pool.budget = (share_bytes / pool.arena.slot_bytes()).min(pool.arena.slots());
+            let excess = pool.used.saturating_sub(pool.budget);
+            self.evict(u16::try_from(class).unwrap_or(u16::MAX), excess, rank);
+            self.shorten(class);
+        }
+    }
+
+    /// Gives back memory beyond the budget, from the end of the arena: experts there move to free
+    /// slots in front. Only whole runs at the end are given back, since the memory of a part of a
+    /// huge page stays with it.
+    fn shorten(&mut self, class: usize) {
+        let pool = &mut self.pools[class];
+        let mut moves = MOST_MOVES;
+        let before = pool.next;
+        while pool.next as usize > pool.budget {
+            let last = pool.next - 1;
+            let owner = pool.owners[last as usize];
+            if owner != NO_EXPERT {
+                let index = owner as usize;
+                let rests = matches!(self.states[index], State::Transit | State::Pinned)
+                    && !self.spared[index];
+                if !rests || moves == 0 {
+                    break;
+                }
+                let Some(to) = pool.free.pop_first() else {
+                    break;
+                };
+                moves -= 1;
+                pool.arena.copy(last, to);
+                pool.owners[to as usize] = owner;
+                self.slots[index] = to;
+            }
+            pool.free.remove(&last);
+            pool.owners.pop();
+            pool.next = last;
+        }
+        if pool.next < before {
+            pool.arena.release_from(pool.next, before);
+        }
+    }
+
+    /// Bytes of memory in all slots that have some.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        self.pools
+            .iter()
+            .map(|pool| u64::from(pool.next) * pool.arena.slot_bytes() as u64)
+            .sum()
+    }
+
+    /// Unlocks everything, for good.
+    pub(super) fn unlock_all(&mut self) {
+        self.may_pin = false;
+        for index in 0..self.states.len() {
+            self.unpin(expert_id(index));
+        }
+        for pool in &mut self.pools {
+            pool.arena.unlock();
+        }
+    }
+
+    pub(super) fn held(&self) -> Held {
+        Held {
+            pinned_bytes: self.pinned_bytes,
+            transit_bytes: self.transit_bytes,
+            lock_shortfall_bytes: 0,
+        }
+    }
+
+    pub(super) fn residence_into(&self, out: &mut [Residence]) {
+        for (slot, state) in out.iter_mut().zip(&self.states) {
+            *slot = match state {
+                State::Pinned => Residence::Pinned,
+                State::Transit => Residence::Transit,
+                State::Absent | State::Loading => Residence::Absent,
+            };
+        }
+    }
+
+    /// Why memory of slots could not be locked, if that happened.
+    pub(super) fn lock_error(&self) -> Option<nix::errno::Errno> {
+        self.pools.iter().find_map(|pool| pool.arena.lock_error())
+    }
+}
+
+pub(super) fn expert_id(index: usize) -> ExpertId {
+    ExpertId(u32::try_from(index).unwrap_or(u32::MAX))
+}

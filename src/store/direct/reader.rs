@@ -1,0 +1,300 @@
+//! Reads into the arena: a queue, of which a few are under way at a time.
+//!
+//! One thread submits and reaps; nothing spins and nothing reads on its behalf. With io_uring the
+//! reads run while that thread computes. Without, they run when it waits.
+
+use super::files::ModelFiles;
+use super::{DirectOptions, Fault};
+use io_uring::{IoUring, opcode, types};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+/// Reads under way at a time. The disk needs two or three to be busy all the time; more only delay
+/// those that are wanted first (docs/performance.md).
+const MOST_IN_FLIGHT: usize = 4;
+
+/// One read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Read {
+    /// Whose it is: expert and part.
+    pub(super) owner: (u32, u8),
+    pub(super) shard: usize,
+    pub(super) offset: u64,
+    pub(super) address: usize,
+    /// Bytes to read.
+    pub(super) len: usize,
+    /// Bytes that must come; beyond them the file may end.
+    pub(super) least: usize,
+}
+
+/// A read that ended.
+#[derive(Debug)]
+pub(super) struct Done {
+    pub(super) owner: (u32, u8),
+    /// In words for the user.
+    pub(super) result: Result<(), String>,
+}
+
+/// Who carries reads out.
+enum Way {
+    Uring(Box<IoUring>),
+    Blocking,
+}
+
+/// A queue of reads.
+pub(super) struct Reader {
+    way: Way,
+    files: Arc<ModelFiles>,
+    queue: VecDeque<Read>,
+    /// What is under way; the index is the request's tag.
+    flight: [Option<Read>; MOST_IN_FLIGHT],
+    in_flight: usize,
+    fault: Option<Fault>,
+}
+
+impl std::fmt::Debug for Reader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reader")
+            .field("queued", &self.queue.len())
+            .field("in_flight", &self.in_flight)
+            .finish_non_exhaustive()
+    }
+}
+
+fn ring() -> io::Result<IoUring> {
+    let entries = u32::try_from(MOST_IN_FLIGHT).unwrap_or(4);
+    // Completions wait until we look: without it each one interrupts the thread that computes.
+    IoUring::builder()
+        .setup_coop_taskrun()
+        .build(entries)
+        .or_else(|_| IoUring::new(entries))
+}
+
+impl Reader {
+    /// A reader, with io_uring where that is asked for and allowed. The second value says why not.
+    pub(super) fn new(files: Arc<ModelFiles>, options: DirectOptions) -> (Self, Option<String>) {
+        let (way, refused) = if options.uring {
+            match ring() {
+                Ok(ring) => (Way::Uring(Box::new(ring)), None),
+                Err(error) => (Way::Blocking, Some(error.to_string())),
+            }
+        } else {
+            (Way::Blocking, Some("it was not asked for".to_owned()))
+        };
+        let reader = Self {
+            way,
+            files,
+            queue: VecDeque::new(),
+            flight: [None; MOST_IN_FLIGHT],
+            in_flight: 0,
+            fault: options.fault,
+        };
+        (reader, refused)
+    }
+
+    /// Reads that were asked for and have not ended.
+    pub(super) fn outstanding(&self) -> usize {
+        self.queue.len() + self.in_flight
+    }
+
+    /// Appends a read.
+    ///
+    /// # Safety
+    /// `address..address + len` must be writable, used by nothing else until the read has ended, and
+    /// outlive the reader.
+    pub(super) unsafe fn push(&mut self, read: Read) {
+        self.queue.push_back(read);
+    }
+
+    /// Starts what may be started.
+    pub(super) fn start(&mut self) -> io::Result<()> {
+        if self.fault == Some(Fault::SkipWait) {
+            return Ok(());
+        }
+        let Way::Uring(ring) = &mut self.way else {
+            return Ok(());
+        };
+        let mut pushed = false;
+        while self.in_flight < MOST_IN_FLIGHT {
+            let Some(read) = self.queue.pop_front() else {
+                break;
+            };
+            let Some(tag) = self.flight.iter().position(Option::is_none) else {
+                self.queue.push_front(read);
+                break;
+            };
+            let fd = types::Fd(self.files.shards[read.shard].file.as_raw_fd());
+            let len = u32::try_from(read.len).unwrap_or(u32::MAX);
+            let entry = opcode::Read::new(fd, read.address as *mut u8, len)
+                .offset(read.offset)
+                .build()
+                .user_data(tag as u64);
+            // SAFETY: the buffer is the arena's, valid and ours alone until the read has ended, by
+            // the contract of `push`; the file stays open as long as `self`.
+            if unsafe { ring.submission().push(&entry) }.is_err() {
+                self.queue.push_front(read);
+                break;
+            }
+            self.flight[tag] = Some(read);
+            self.in_flight += 1;
+            pushed = true;
+        }
+        if pushed {
+            retry(|| ring.submit())?;
+        }
+        Ok(())
+    }
+
+    /// Takes in what has ended. With `wait` and something outstanding, waits for at least one.
+    pub(super) fn reap(&mut self, wait: bool, ended: &mut Vec<Done>) -> io::Result<()> {
+        self.start()?;
+        match &mut self.way {
+            Way::Blocking => {
+                if wait && let Some(read) = self.queue.pop_front() {
+                    let result = self.read_now(&read, 0);
+                    ended.push(Done {
+                        owner: read.owner,
+                        result,
+                    });
+                }
+                return Ok(());
+            }
+            Way::Uring(ring) => {
+                if wait && self.in_flight > 0 && ring.completion().is_empty() {
+                    retry(|| ring.submit_and_wait(1))?;
+                }
+            }
+        }
+        self.collect(ended);
+        self.start()
+    }
+
+    fn collect(&mut self, ended: &mut Vec<Done>) {
+        let Way::Uring(ring) = &mut self.way else {
+            return;
+        };
+        let completions: Vec<(u64, i32)> = ring
+            .completion()
+            .map(|c| (c.user_data(), c.result()))
+            .collect();
+        for (tag, result) in completions {
+            let tag = usize::try_from(tag).unwrap_or(usize::MAX);
+            let Some(read) = self.flight.get_mut(tag).and_then(Option::take) else {
+                continue;
+            };
+            self.in_flight -= 1;
+            let result = match self.fault {
+                Some(Fault::ShortRead) => result / 2,
+                Some(Fault::ReadError) => -libc::EIO,
+                _ => result,
+            };
+            let result = match usize::try_from(result) {
+                Err(_) => Err(self.describe(&read, &io::Error::from_raw_os_error(-result))),
+                Ok(got) if got >= read.least && self.fault != Some(Fault::EarlyEnd) => Ok(()),
+                // Short: the rest is read at once. Rare enough to wait for.
+                Ok(got) => self.read_now(&read, got),
+            };
+            ended.push(Done {
+                owner: read.owner,
+                result,
+            });
+        }
+    }
+
+    /// Reads what is missing of a read of which `got` bytes are there.
+    fn read_now(&self, read: &Read, got: usize) -> Result<(), String> {
+        let align = self.files.align;
+        let mut got = if self.fault == Some(Fault::EarlyEnd) {
+            0
+        } else {
+            got / align * align
+        };
+        let file = &self.files.shards[read.shard].file;
+        while got < read.least {
+            let offset = i64::try_from(read.offset + got as u64)
+                .map_err(|_| "an offset beyond 2^63".to_owned())?;
+            // SAFETY: the range is inside the read's buffer, which is ours until the read has ended.
+            let code = unsafe {
+                libc::pread(
+                    file.as_raw_fd(),
+                    (read.address + got) as *mut libc::c_void,
+                    read.len - got,
+                    offset,
+                )
+            };
+            let code = match self.fault {
+                Some(Fault::EarlyEnd) => 0,
+                Some(Fault::ReadError) => {
+                    return Err(self.describe(read, &io::Error::from_raw_os_error(libc::EIO)));
+                }
+                _ => code,
+            };
+            match usize::try_from(code) {
+                Ok(0) => {
+                    return Err(format!(
+                        "the file ends {} bytes too early at offset {}; it must have been cut",
+                        read.least - got,
+                        read.offset
+                    ));
+                }
+                Ok(more) if got + more >= read.least => return Ok(()),
+                // Direct reads go on at aligned offsets only.
+                Ok(more) if more >= align => got += more / align * align,
+                Ok(_) => {
+                    return Err(format!(
+                        "reading at offset {} makes no progress",
+                        read.offset
+                    ));
+                }
+                Err(_) => {
+                    let error = io::Error::last_os_error();
+                    if error.kind() != io::ErrorKind::Interrupted {
+                        return Err(self.describe(read, &error));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn describe(&self, read: &Read, error: &io::Error) -> String {
+        format!(
+            "reading {} bytes of expert weights at offset {} failed: {error}",
+            read.len, read.offset
+        )
+    }
+
+    /// Waits for everything under way and forgets what was queued.
+    fn drain(&mut self) {
+        self.queue.clear();
+        let Way::Uring(ring) = &mut self.way else {
+            return;
+        };
+        while self.in_flight > 0 {
+            if retry(|| ring.submit_and_wait(1)).is_err() {
+                // The kernel may still write into the buffers: better to keep them for ever.
+                std::process::abort();
+            }
+            self.in_flight = self.in_flight.saturating_sub(ring.completion().count());
+        }
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.drain();
+    }
+}
+
+/// Repeats a call that a signal interrupted.
+fn retry(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<()> {
+    loop {
+        match call() {
+            Ok(_) => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Store `direct` under the real engine: the same bits, whatever it may keep and however it reads,
+//! and an error where the bytes are not the file's.
+
+use super::support::{self, Loaded, NEVER, decode_hashed, forced_hash};
+use hotpin::engine::{EngineError, Token};
+use hotpin::plant::Rig;
+use hotpin::store::{DirectOptions, Fault, StoreKind};
+use hotpin_controllers::{ExpertId, PolicyKind, Residence};
+use sha2::{Digest, Sha256};
+use std::time::Duration;
+
+const TICK: Duration = Duration::from_millis(20);
+
+fn direct(
+    loaded: &Loaded,
+    policy: PolicyKind,
+    limit_bytes: Option<u64>,
+    tick: Duration,
+    how: DirectOptions,
+) -> Rig<'static> {
+    let mut options = loaded.rig_options(policy, limit_bytes, tick);
+    options.store = StoreKind::Direct;
+    options.direct = how;
+    Rig::assemble(loaded.model, loaded.map, options, &mut |_, _| {}).expect("rig")
+}
+
+/// Hash over tokens decoded one by one, then in an empty context a prompt at once and what follows.
+fn bits(rig: &mut Rig<'_>, tokens: &[Token], decoded: usize) -> String {
+    let decoded = forced_hash(&mut rig.session, &tokens[..decoded]);
+    rig.session.clear();
+    let mut hash = Sha256::new();
+    decode_hashed(&mut rig.session, &tokens[..100], &mut hash);
+    for token in &tokens[100..102] {
+        decode_hashed(&mut rig.session, std::slice::from_ref(token), &mut hash);
+    }
+    format!("{decoded} {:x}", hash.finalize())
+}
+
+#[test]
+fn direct_computes_stock_bits_under_every_policy_however_little_it_may_keep() {
+    let name = "direct_computes_stock_bits_under_every_policy_however_little_it_may_keep";
+    let Some(loaded) = support::loaded(name) else {
+        return;
+    };
+    let tokens = loaded.tokens(102);
+    let stock = bits(&mut loaded.rig(PolicyKind::Off, None, TICK), &tokens, 24);
+    let all = loaded.map.shape().total_bytes();
+    let verified = DirectOptions {
+        verify: true,
+        ..DirectOptions::default()
+    };
+    let cases = [
+        (PolicyKind::Fetch, all * 3 / 10, verified),
+        (PolicyKind::Static, all * 3 / 10, DirectOptions::default()),
+        (PolicyKind::Lru, all * 3 / 10, verified),
+        (PolicyKind::Lru, 0, DirectOptions::default()),
+        (PolicyKind::Adaptive, all, DirectOptions::default()),
+        (PolicyKind::Adaptive, all * 3 / 10, verified),
+        (PolicyKind::Adaptive, 2 * loaded.expert_bytes(), verified),
+    ];
+    for (policy, limit_bytes, how) in cases {
+        let what = format!("{policy} with {limit_bytes} bytes");
+        let mut rig = direct(&loaded, policy, Some(limit_bytes), TICK, how);
+        assert_eq!(bits(&mut rig, &tokens, 24), stock, "{what}");
+        let status = rig.governor.as_ref().expect("governor").status();
+        assert_eq!(status.failed, None, "{what}");
+        let totals = rig.counters.totals();
+        assert_eq!(totals.misses > 0, limit_bytes < all, "{what}: {totals:?}");
+        check_books(&loaded, &rig, &what);
+    }
+}
+
+/// Totals in the books are the sums over the experts.
+fn check_books(loaded: &Loaded, rig: &Rig<'_>, what: &str) {
+    let store = rig.store.as_ref().expect("store");
+    let shape = loaded.map.shape();
+    let mut residence = vec![Residence::Absent; shape.total_experts()];
+    store.residence_into(&mut residence);
+    let sum = |wanted: Residence| -> u64 {
+        (0..residence.len())
+            .filter(|&i| residence[i] == wanted)
+            .map(|i| shape.bytes(ExpertId(u32::try_from(i).expect("small"))))
+            .sum()
+    };
+    let held = store.held();
+    assert_eq!(held.pinned_bytes, sum(Residence::Pinned), "{what}");
+    assert_eq!(held.transit_bytes, sum(Residence::Transit), "{what}");
+}
+
+#[test]
+fn every_way_of_reading_gives_the_same_bits() {
+    let Some(loaded) = support::loaded("every_way_of_reading_gives_the_same_bits") else {
+        return;
+    };
+    let tokens = loaded.tokens(102);
+    let limit = Some(loaded.map.shape().total_bytes() / 5);
+    let stock = bits(&mut loaded.rig(PolicyKind::Off, None, TICK), &tokens, 8);
+    let default = DirectOptions::default();
+    let ways = [
+        DirectOptions {
+            uring: false,
+            ..default
+        },
+        DirectOptions {
+            direct: false,
+            ..default
+        },
+        DirectOptions {
+            direct: false,
+            uring: false,
+            verify: true,
+            ..default
+        },
+        // The rest of what came short is read.
+        DirectOptions {
+            fault: Some(Fault::ShortRead),
+            verify: true,
+            ..default
+        },
+    ];
+    for way in ways {
+        let mut rig = direct(&loaded, PolicyKind::Lru, limit, TICK, way);
+        assert_eq!(bits(&mut rig, &tokens, 8), stock, "{way:?}");
+        assert_eq!(
+            rig.notes.iter().any(|n| n.contains("page cache")),
+            !way.direct,
+            "{:?}",
+            rig.notes
+        );
+        assert_eq!(
+            rig.notes.iter().any(|n| n.contains("io_uring")),
+            !way.uring,
+            "{:?}",
+            rig.notes
+        );
+    }
+}
+
+#[test]
+fn wrong_bytes_stop_the_decode_and_never_become_tokens() {
+    let name = "wrong_bytes_stop_the_decode_and_never_become_tokens";
+    let Some(loaded) = support::loaded(name) else {
+        return;
+    };
+    let tokens = loaded.tokens(4);
+    let cases = [
+        (Fault::BitFlip, true, "not what the file has"),
+        (Fault::SkipWait, true, "not what the file has"),
+        (Fault::EarlyEnd, false, "the file ends"),
+        (Fault::ReadError, false, "Input/output error"),
+    ];
+    for (fault, verify, words) in cases {
+        for uring in [true, false] {
+            let how = DirectOptions {
+                fault: Some(fault),
+                verify,
+                uring,
+                ..DirectOptions::default()
+            };
+            // Nothing is loaded ahead, so the engine is the first to read.
+            let mut rig = direct(&loaded, PolicyKind::Fetch, Some(0), NEVER, how);
+            match rig.session.decode(&tokens[..1]) {
+                Err(EngineError::Poisoned(cause)) => {
+                    assert!(cause.contains(words), "{fault:?}: {cause}");
+                }
+                other => panic!("{fault:?}, io_uring {uring}: {other:?}"),
+            }
+            drop(rig);
+        }
+    }
+}
+
+#[test]
+fn a_context_goes_on_after_a_decode_that_failed() {
+    let Some(loaded) = support::loaded("a_context_goes_on_after_a_decode_that_failed") else {
+        return;
+    };
+    let tokens = loaded.tokens(102);
+    let mut plain = loaded.rig(PolicyKind::Off, None, TICK);
+    let stock = forced_hash(&mut plain.session, &tokens[..6]);
+    let limit = Some(loaded.map.shape().total_bytes() / 5);
+    let mut rig = direct(
+        &loaded,
+        PolicyKind::Lru,
+        limit,
+        NEVER,
+        DirectOptions::default(),
+    );
+    rig.session.decode(&tokens[..1]).expect("decode");
+    rig.session.poison().set("from outside".into());
+    assert!(rig.session.decode(&tokens[1..2]).is_err());
+    assert_eq!(forced_hash(&mut rig.session, &tokens[..6]), stock);
+}

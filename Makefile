@@ -60,9 +60,10 @@ demo: model
 bench: large
 	@scripts/bench-large.sh "$(LARGE)"
 
-test: tiny
+test: tiny build
 	HOTPIN_TEST_DENSE="$(DENSE)" HOTPIN_TEST_MOE="$(TINY)" \
 		cargo test --release --workspace --no-fail-fast
+	@scripts/test-clients.sh "$(TINY)" "$(CACHE)/clients"
 
 lint: setup toolchain wasm
 	cargo fmt --all --check

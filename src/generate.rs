@@ -50,7 +50,7 @@ pub fn generate(
     session.decode(prompt)?;
     let prompt_s = started.elapsed().as_secs_f64();
     let started = Instant::now();
-    let mut watch = StopWatch::new(stops);
+    let mut watch = StopWatch::new(stops, None);
     let mut tokens = 0;
     let stop = loop {
         if tokens == most {
@@ -89,28 +89,32 @@ pub fn generate(
 
 /// Holds text back while it may be the beginning of a stop text.
 #[derive(Debug)]
-struct StopWatch<'a> {
-    stops: Vec<&'a [u8]>,
+pub(crate) struct StopWatch {
+    stops: Vec<Vec<u8>>,
+    /// A text that may appear once; the second time it is a stop text.
+    once: Option<Vec<u8>>,
+    /// End of its first appearance in `held`, 0 when that has been let go.
+    seen: Option<usize>,
     held: Vec<u8>,
 }
 
-impl<'a> StopWatch<'a> {
-    fn new(stops: &'a [String]) -> Self {
+impl StopWatch {
+    pub(crate) fn new(stops: &[String], once: Option<&str>) -> Self {
         Self {
-            stops: stops.iter().map(String::as_bytes).collect(),
+            stops: stops.iter().map(|stop| stop.as_bytes().to_vec()).collect(),
+            once: once.map(|text| text.as_bytes().to_vec()),
+            seen: None,
             held: Vec::new(),
         }
     }
 
     /// Adds text; returns what is certain and whether a stop text was found (what follows it, and it,
     /// is dropped).
-    fn push(&mut self, text: &[u8]) -> (Vec<u8>, bool) {
+    pub(crate) fn push(&mut self, text: &[u8]) -> (Vec<u8>, bool) {
         self.held.extend_from_slice(text);
-        let first = self
-            .stops
-            .iter()
-            .filter_map(|stop| find(&self.held, stop))
-            .min();
+        let second = self.second();
+        let stopped = self.stops.iter().filter_map(|stop| find(&self.held, stop));
+        let first = stopped.chain(second).min();
         if let Some(at) = first {
             self.held.truncate(at);
             return (std::mem::take(&mut self.held), true);
@@ -118,15 +122,28 @@ impl<'a> StopWatch<'a> {
         let keep = self
             .stops
             .iter()
+            .chain(&self.once)
             .map(|stop| overlap(&self.held, stop))
             .max()
             .unwrap_or(0);
-        let certain = self.held.drain(..self.held.len() - keep).collect();
+        let certain: Vec<u8> = self.held.drain(..self.held.len() - keep).collect();
+        self.seen = self.seen.map(|end| end.saturating_sub(certain.len()));
         (certain, false)
     }
 
-    fn rest(self) -> Vec<u8> {
-        self.held
+    /// Where the text that may appear once appears again.
+    fn second(&mut self) -> Option<usize> {
+        let once = self.once.as_ref()?;
+        if self.seen.is_none() {
+            self.seen = find(&self.held, once).map(|at| at + once.len());
+        }
+        let from = self.seen?;
+        find(&self.held[from..], once).map(|at| from + at)
+    }
+
+    /// What is held back, once nothing more comes. Nothing after a stop text.
+    pub(crate) fn rest(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.held)
     }
 }
 
@@ -147,8 +164,12 @@ mod tests {
     use super::StopWatch;
 
     fn run(stops: &[&str], pieces: &[&str]) -> (String, bool) {
+        run_once(stops, None, pieces)
+    }
+
+    fn run_once(stops: &[&str], once: Option<&str>, pieces: &[&str]) -> (String, bool) {
         let stops: Vec<String> = stops.iter().map(|s| (*s).to_owned()).collect();
-        let mut watch = StopWatch::new(&stops);
+        let mut watch = StopWatch::new(&stops, once);
         let mut out = Vec::new();
         for piece in pieces {
             let (certain, found) = watch.push(piece.as_bytes());
@@ -175,5 +196,27 @@ mod tests {
         assert_eq!(run(&["bc", "abcd"], &["ab", "cd"]), (String::new(), true));
         assert_eq!(run(&[], &["a", "b"]), ("ab".into(), false));
         assert_eq!(run(&["aab"], &["aa", "ab"]), ("a".into(), true));
+    }
+
+    #[test]
+    fn a_text_that_may_appear_once_stops_at_its_second_appearance() {
+        let cases: [(&[&str], &str, bool); 5] = [
+            (&["<c>1", "<c>2"], "<c>1", true),
+            (&["<", "c", ">1<", "c", ">2"], "<c>1", true),
+            (&["<c><c>"], "<c>", true),
+            (&["<c>1<", "d>"], "<c>1<d>", false),
+            (&["12<c", ">3"], "12<c>3", false),
+        ];
+        for (pieces, text, found) in cases {
+            assert_eq!(
+                run_once(&[], Some("<c>"), pieces),
+                (text.to_owned(), found),
+                "{pieces:?}"
+            );
+        }
+        assert_eq!(
+            run_once(&["2"], Some("<c>"), &["<c>12", "<c>"]),
+            ("<c>1".into(), true)
+        );
     }
 }

@@ -14,6 +14,7 @@ pub mod model;
 pub mod plant;
 pub mod profile;
 pub mod sensors;
+pub mod server;
 pub mod size;
 #[allow(unsafe_code)]
 pub mod store;

@@ -147,6 +147,13 @@ pub fn format_bytes(bytes: u64) -> String {
     }
 }
 
+/// Bytes of RAM, for sizes given in percent; `None` where /proc does not tell.
+#[must_use]
+pub fn total_ram_bytes() -> Option<u64> {
+    use procfs::Current;
+    procfs::Meminfo::current().ok().map(|m| m.mem_total)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

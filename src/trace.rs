@@ -1,6 +1,6 @@
 //! Recording a session: every token's routing, in the format that `hotpin-sim` replays.
 
-use crate::engine::Routed;
+use crate::engine::{Pass, Routed};
 use crate::model::ModelMap;
 use hotpin_controllers::ModelShape;
 use hotpin_controllers::trace::{Phase, TraceEncoder, TraceError, TraceHeader};
@@ -85,7 +85,7 @@ impl Recorder {
             // A layer of which nothing is wanted is not heard of again in this micro-batch.
             self.layers.iter_mut().for_each(Vec::clear);
             self.tokens = routed.tokens;
-            self.phase = if routed.batch_tokens == 1 {
+            self.phase = if routed.pass == Pass::Next {
                 Phase::Decode
             } else {
                 Phase::Prefill

@@ -88,6 +88,10 @@ impl Policy for Adaptive {
         self.targeting.decide(&self.regulator.sizes, &input, out);
     }
 
+    fn limit_capacity(&mut self, bytes: Option<u64>) {
+        self.regulator.limit_capacity(bytes);
+    }
+
     fn scores(&self) -> &[f32] {
         self.regulator.scores.get()
     }

@@ -115,6 +115,10 @@ impl Policy for Fetch {
         out.pin_limit = PinLimit::Policy;
     }
 
+    fn limit_capacity(&mut self, bytes: Option<u64>) {
+        self.regulator.limit_capacity(bytes);
+    }
+
     fn scores(&self) -> &[f32] {
         &self.recency.score
     }
@@ -179,6 +183,10 @@ impl Policy for Static {
         }
     }
 
+    fn limit_capacity(&mut self, bytes: Option<u64>) {
+        self.pins.regulator.limit_capacity(bytes);
+    }
+
     fn scores(&self) -> &[f32] {
         &self.recency.score
     }
@@ -235,6 +243,10 @@ impl Policy for Lru {
         let fill = Fill::Paying(Reason::Recent);
         self.pins
             .decide(observation, now, &self.recency.score, fill, out);
+    }
+
+    fn limit_capacity(&mut self, bytes: Option<u64>) {
+        self.pins.regulator.limit_capacity(bytes);
     }
 
     fn scores(&self) -> &[f32] {

@@ -49,6 +49,11 @@ impl CapacityLaw {
         }
     }
 
+    /// Replaces the user's own ceiling, bytes.
+    pub fn limit(&mut self, bytes: Option<u64>) {
+        self.config.limit_bytes = bytes;
+    }
+
     /// Whether the marginal value of capacity is wanted.
     pub fn wants_marginal(&self) -> bool {
         self.value.is_priced()

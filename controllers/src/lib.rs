@@ -44,6 +44,12 @@ pub trait Policy: Send {
     /// Decides one tick. `out` is cleared first.
     fn tick(&mut self, observation: &Observation<'_>, out: &mut Decision);
 
+    /// Puts another ceiling on capacity, or none, from the next tick on; bytes. A policy that has no
+    /// capacity of its own ignores it.
+    fn limit_capacity(&mut self, bytes: Option<u64>) {
+        let _ = bytes;
+    }
+
     /// Current scores by expert: expected decode routings per token.
     fn scores(&self) -> &[f32];
 

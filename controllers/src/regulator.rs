@@ -64,6 +64,11 @@ impl Regulator {
         }
     }
 
+    /// Replaces the user's own ceiling on capacity, bytes.
+    pub fn limit_capacity(&mut self, bytes: Option<u64>) {
+        self.capacity.limit(bytes);
+    }
+
     /// Reads one observation and decides everything but the pins.
     pub fn tick(&mut self, observation: &Observation<'_>, out: &mut Decision) -> Now {
         out.clear();

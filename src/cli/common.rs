@@ -5,7 +5,7 @@ use crate::governor::{Journal, JournalFile};
 use crate::model::ModelMap;
 use crate::plant::{Rig, RigOptions};
 use crate::profile::Profile;
-use crate::size::parse_size;
+use crate::size::{parse_size, total_ram_bytes};
 use crate::store::{DirectOptions, StoreKind};
 use crate::trace::Recorder;
 use anyhow::{Context, Result};
@@ -56,6 +56,7 @@ impl EngineArgs {
         EngineOptions {
             threads: self.threads.unwrap_or(default.threads),
             n_ctx: self.ctx_size,
+            sequences: default.sequences,
             n_batch: self.batch_size,
             n_ubatch: self.ubatch_size,
             cache_k: self.cache_type_k,
@@ -153,7 +154,7 @@ pub(super) struct Usage(pub(super) String);
 
 /// Reads a size given as the value of `flag`.
 pub(super) fn size_of(flag: &str, text: &str) -> Result<u64> {
-    parse_size(text, total_ram()).map_err(|e| Usage(format!("{flag}: {e}")).into())
+    parse_size(text, total_ram_bytes()).map_err(|e| Usage(format!("{flag}: {e}")).into())
 }
 
 /// Prints a result. A reader that went away is no failure.
@@ -179,15 +180,16 @@ pub(super) fn read_control(path: Option<&Path>) -> Result<AdaptiveConfig> {
     toml::from_str(&text).with_context(what)
 }
 
-/// Bytes of RAM, for sizes given in percent.
-pub(super) fn total_ram() -> Option<u64> {
-    use procfs::Current;
-    procfs::Meminfo::current().ok().map(|m| m.mem_total)
-}
-
 /// Maps and loads a model, with a progress bar on a terminal.
 pub(super) fn load(path: &Path) -> Result<(ModelMap, Model)> {
     let map = ModelMap::open(path)?;
+    let model = load_watched(&map, &mut |_| true)?;
+    Ok((map, model))
+}
+
+/// Loads a mapped model, with a progress bar on a terminal. `watch` is told the part that is done, 0
+/// to 1, and returns false to stop.
+pub(super) fn load_watched(map: &ModelMap, watch: &mut dyn FnMut(f32) -> bool) -> Result<Model> {
     let bar = bar("loading");
     let model = Model::load(map.path(), |fraction| {
         #[expect(
@@ -196,10 +198,10 @@ pub(super) fn load(path: &Path) -> Result<(ModelMap, Model)> {
             reason = "0 to 1000"
         )]
         bar.set_position((fraction * 1000.0) as u64);
-        true
+        watch(fraction)
     });
     bar.finish_and_clear();
-    Ok((map, model?))
+    Ok(model?)
 }
 
 /// Puts a session together, with a progress bar for the first pins, and prints its notes.
@@ -208,9 +210,21 @@ pub(super) fn assemble<'m>(
     map: &ModelMap,
     options: RigOptions,
 ) -> Result<Rig<'m>> {
+    assemble_watched(model, map, options, &mut |_| {})
+}
+
+/// The same; `watch` is told the part of the first pins that is done, 0 to 1.
+pub(super) fn assemble_watched<'m>(
+    model: &'m Model,
+    map: &ModelMap,
+    options: RigOptions,
+    watch: &mut dyn FnMut(f32),
+) -> Result<Rig<'m>> {
     let bar = bar("pinning");
     let rig = Rig::assemble(model, map, options, &mut |done, planned| {
-        bar.set_position(done.saturating_mul(1000) / planned.max(1));
+        let permille = done.saturating_mul(1000) / planned.max(1);
+        bar.set_position(permille);
+        watch(f32::from(u16::try_from(permille).unwrap_or(1000)) / 1000.0);
     });
     bar.finish_and_clear();
     let rig = rig?;

@@ -7,6 +7,7 @@ mod inspect;
 mod journal;
 mod profile;
 mod run;
+mod serve;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -31,6 +32,8 @@ pub struct Cli {
 enum Verb {
     /// Generate text
     Run(run::RunArgs),
+    /// Serve a model over HTTP, with OpenAI's interface
+    Serve(Box<serve::ServeArgs>),
     /// Say what a model file holds and whether it fits this machine
     Inspect(inspect::InspectArgs),
     /// Count expert use over prompts, as a starting point for the pinned set
@@ -54,6 +57,7 @@ impl Cli {
         init_log(self.verbose);
         let outcome = match self.verb {
             Verb::Run(args) => run::execute(&args),
+            Verb::Serve(args) => serve::execute(&args),
             Verb::Inspect(args) => inspect::execute(&args),
             Verb::Profile(args) => profile::execute(&args),
             Verb::Bench(args) => bench::execute(&args),

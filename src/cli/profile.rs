@@ -1,7 +1,7 @@
 //! `hotpin profile`: count how often each expert is used.
 
 use super::common::{self, EngineArgs};
-use crate::engine::{RouteSink, Routed, Session};
+use crate::engine::{Pass, RouteSink, Routed, Session};
 use crate::model::ModelMap;
 use crate::profile::Profile;
 use anyhow::{Context, Result, ensure};
@@ -136,7 +136,7 @@ impl RouteSink for Census {
         Ok(())
     }
 
-    fn decoded(&mut self, _: usize, _: u64, _: u64) {}
+    fn decoded(&mut self, _: Pass, _: usize, _: u64, _: u64) {}
 
     fn streams(&self) -> bool {
         true

@@ -4,7 +4,9 @@
 //! the tap hands each layer's routed experts to a [`RouteSink`] and waits for its answer.
 
 mod arena;
+mod batch;
 pub mod capture;
+pub mod chat;
 pub mod gguf_write;
 mod log;
 mod model;
@@ -17,12 +19,13 @@ mod tap;
 mod threads;
 
 pub use arena::{ExpertArena, Window};
+pub use batch::Row;
 pub use model::{Model, Token};
 pub use options::{CacheType, EngineOptions, FlashAttention, Poll};
 pub use poison::Poison;
-pub use sampler::{Sampler, SamplerOptions};
+pub use sampler::{Constraint, Likelihood, Sampler, SamplerOptions, likelihoods};
 pub use session::Session;
-pub use tap::{ExpertOp, ExpertUse, Learned, RouteSink, Routed};
+pub use tap::{ExpertOp, ExpertUse, Learned, Pass, RouteSink, Routed};
 
 /// What can go wrong in the engine.
 #[derive(Debug, thiserror::Error)]
@@ -72,6 +75,9 @@ pub enum EngineError {
         /// Context length.
         n_ctx: usize,
     },
+    /// An output grammar could not be used.
+    #[error("the output grammar could not be used: {0}")]
+    Grammar(String),
     /// `llama_decode` failed.
     #[error("decoding failed: {0}")]
     Decode(String),

@@ -1,7 +1,7 @@
 //! A loaded model: weights mapped from the file, vocabulary and chat template.
 
+use super::chat::{Chat, ChatRequest};
 use super::{EngineError, log};
-use llama_cpp_4::chat::{ChatApplyParams, ChatTemplates};
 use llama_cpp_4::llama_backend::LlamaBackend;
 use llama_cpp_4::model::{AddBos, LlamaModel, Special};
 use llama_cpp_4::token::LlamaToken;
@@ -110,6 +110,25 @@ impl Model {
             })
     }
 
+    /// Raw bytes of a token, control tokens as they are written in the vocabulary.
+    ///
+    /// # Errors
+    /// [`EngineError::Detokenize`].
+    pub fn token_bytes_shown(&self, token: Token) -> Result<Vec<u8>, EngineError> {
+        self.inner
+            .token_to_raw_bytes(LlamaToken(token), Special::Tokenize)
+            .map_err(|e| EngineError::Detokenize {
+                token,
+                detail: e.to_string(),
+            })
+    }
+
+    /// Tokens that the model was trained to attend to at once.
+    #[must_use]
+    pub fn trained_context(&self) -> u32 {
+        self.inner.n_ctx_train()
+    }
+
     /// Whether the token ends the generation.
     #[must_use]
     pub fn is_end(&self, token: Token) -> bool {
@@ -134,28 +153,16 @@ impl Model {
     /// # Errors
     /// [`EngineError::Template`] when the model has none or it does not render.
     pub fn chat_tokens(&self, system: Option<&str>, user: &str) -> Result<Vec<Token>, EngineError> {
-        let fail = |e: String| EngineError::Template(e);
-        let templates =
-            ChatTemplates::from_model(&self.inner, None).map_err(|e| fail(e.to_string()))?;
         let mut messages = Vec::new();
         if let Some(system) = system {
             messages.push(serde_json::json!({"role": "system", "content": system}));
         }
         messages.push(serde_json::json!({"role": "user", "content": user}));
-        let messages = serde_json::Value::Array(messages).to_string();
-        let rendered = templates
-            .apply(&ChatApplyParams::new(messages))
-            .map_err(|e| fail(e.to_string()))?;
-        // User text is tokenised apart from the template, so that it cannot forge control tokens.
-        let add = if self.adds_bos() {
-            AddBos::Always
-        } else {
-            AddBos::Never
+        let request = ChatRequest {
+            messages: serde_json::Value::Array(messages),
+            ..ChatRequest::default()
         };
-        rendered
-            .tokenize_prompt(&self.inner, add)
-            .map(|tokens| tokens.into_iter().map(|t| t.0).collect())
-            .map_err(|e| EngineError::Tokenize(e.to_string()))
+        Ok(Chat::new(self, None)?.render(self, &request)?.tokens)
     }
 }
 

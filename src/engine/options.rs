@@ -67,8 +67,10 @@ pub enum Poll {
 pub struct EngineOptions {
     /// Compute threads, for decode and prefill alike.
     pub threads: u32,
-    /// Context length, tokens.
+    /// Context length of each sequence, tokens.
     pub n_ctx: u32,
+    /// Sequences that may be in the context at once.
+    pub sequences: u32,
     /// Logical batch, tokens.
     pub n_batch: u32,
     /// Physical batch, tokens. ggml's kernels depend on it, so it is part of bit identity.
@@ -89,6 +91,7 @@ impl Default for EngineOptions {
         Self {
             threads: u32::try_from(threads).unwrap_or(2),
             n_ctx: 4096,
+            sequences: 1,
             n_batch: 512,
             n_ubatch: 512,
             cache_k: CacheType::default(),

@@ -1,6 +1,7 @@
 //! One context: decode, logits and the thread pools that do the work.
 
-use super::tap::{Tap, on_abort_check, on_node};
+use super::batch::Row;
+use super::tap::{Pass, Tap, on_abort_check, on_node};
 use super::threads::ThreadPools;
 use super::{
     EngineError, EngineOptions, ExpertArena, FlashAttention, Learned, Model, Poison, RouteSink,
@@ -19,7 +20,7 @@ use std::time::Instant;
 /// A context over a model. Dropping it frees the context first, then what its callbacks use.
 #[derive(Debug)]
 pub struct Session<'m> {
-    context: LlamaContext<'m>,
+    pub(super) context: LlamaContext<'m>,
     batch: LlamaBatch,
     pools: ThreadPools,
     poison: Arc<Poison>,
@@ -178,7 +179,7 @@ impl<'m> Session<'m> {
         chunk: usize,
         logits: Logits,
     ) -> Result<(), EngineError> {
-        let n_ctx = self.context.n_ctx() as usize;
+        let n_ctx = self.n_ctx();
         if self.position + tokens.len() > n_ctx {
             return Err(EngineError::ContextFull {
                 used: self.position,
@@ -199,22 +200,47 @@ impl<'m> Session<'m> {
     }
 
     fn decode_part(&mut self, tokens: &[Token], want: Logits) -> Result<(), EngineError> {
-        let fail = |e: String| EngineError::Decode(e);
-        self.batch.clear();
-        for (i, &token) in tokens.iter().enumerate() {
-            let position = i32::try_from(self.position + i).map_err(|e| fail(e.to_string()))?;
-            let logits = match want {
+        let pass = if tokens.len() == 1 {
+            Pass::Next
+        } else {
+            Pass::Prompt
+        };
+        let position = self.position;
+        let rows = tokens.iter().enumerate().map(|(i, &token)| Row {
+            token,
+            position: position + i,
+            sequence: 0,
+            logits: match want {
                 Logits::None => false,
                 Logits::Last => i + 1 == tokens.len(),
                 Logits::Every => true,
-            };
+            },
+        });
+        self.decode_batch(pass, rows)?;
+        self.position += tokens.len();
+        Ok(())
+    }
+
+    /// Decodes the rows as one batch.
+    pub(super) fn decode_batch(
+        &mut self,
+        pass: Pass,
+        rows: impl Iterator<Item = Row>,
+    ) -> Result<(), EngineError> {
+        let fail = |e: String| EngineError::Decode(e);
+        self.batch.clear();
+        let mut tokens = 0;
+        for row in rows {
+            let position = i32::try_from(row.position).map_err(|e| fail(e.to_string()))?;
+            let sequence = i32::try_from(row.sequence).map_err(|e| fail(e.to_string()))?;
             self.batch
-                .add(LlamaToken(token), position, &[0], logits)
+                .add(LlamaToken(row.token), position, &[sequence], row.logits)
                 .map_err(|e| fail(e.to_string()))?;
+            tokens += 1;
         }
         let started = Instant::now();
         if let Some(tap) = &mut self.tap {
-            tap.get_mut().begin(tokens.len());
+            tap.get_mut().begin(pass, tokens);
         }
         let result = self.context.decode(&mut self.batch);
         // llama_decode returns with work still queued; logits and timings need it done.
@@ -230,9 +256,8 @@ impl<'m> Session<'m> {
             }
             return outcome;
         }
-        self.position += tokens.len();
         if let Some(tap) = &mut self.tap {
-            tap.get_mut().end(tokens.len(), decode_ns);
+            tap.get_mut().end(tokens, decode_ns);
             let streams = tap.get().sink().is_some_and(RouteSink::streams);
             self.attach(streams);
         }
@@ -269,10 +294,22 @@ impl<'m> Session<'m> {
         self.position
     }
 
-    /// Tokens that the context holds at most.
+    /// Tokens that one sequence holds at most.
     #[must_use]
     pub fn n_ctx(&self) -> usize {
-        self.context.n_ctx() as usize
+        self.context.n_ctx_seq() as usize
+    }
+
+    /// Sequences that may be in the context at once.
+    #[must_use]
+    pub fn sequences(&self) -> usize {
+        self.context.n_seq_max() as usize
+    }
+
+    /// Tokens that one decode takes at most.
+    #[must_use]
+    pub fn n_batch(&self) -> usize {
+        self.context.n_batch() as usize
     }
 
     /// The model.
@@ -298,8 +335,14 @@ impl<'m> Session<'m> {
 
 fn context_params(options: &EngineOptions) -> LlamaContextParams {
     let threads = i32::try_from(options.threads).unwrap_or(1);
+    // Each sequence has a cache of its own, so that the bits of one do not depend on where another
+    // one's tokens lie.
     LlamaContextParams::default()
-        .with_n_ctx(NonZeroU32::new(options.n_ctx))
+        .with_n_ctx(NonZeroU32::new(
+            options.n_ctx.saturating_mul(options.sequences.max(1)),
+        ))
+        .with_n_seq_max(options.sequences.max(1))
+        .with_kv_unified(false)
         .with_n_batch(options.n_batch)
         .with_n_ubatch(options.n_ubatch)
         .with_n_threads(threads)

@@ -23,19 +23,31 @@ pub struct Routed<'a> {
     /// Rows of `experts`. Below the micro-batch's tokens in a last layer, which llama.cpp computes
     /// only for the tokens whose logits are wanted.
     pub tokens: usize,
-    /// Tokens of the whole decode: 1 when one token is decoded, more in a prompt.
+    /// Tokens of the whole decode.
     pub batch_tokens: usize,
+    /// What the decode is for.
+    pub pass: Pass,
     /// Time from the answer to the layer before (or the start of the decode) to now, ns: that
     /// layer's expert matmuls and what follows them.
     pub since_last_ns: u64,
 }
 
+/// What a decode is for. The two are never mixed in one decode: prompts route nearly every expert, and
+/// what they route says little about the next tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pass {
+    /// The next token of each of one or more sequences.
+    Next,
+    /// A part of a prompt.
+    Prompt,
+}
+
 /// Receives every layer's routing while the engine waits.
 pub trait RouteSink: Send {
-    /// Whether the routing of the decode of `tokens` that is about to begin has to be seen. Each layer
+    /// Whether the routing of the decode that is about to begin has to be seen. Each layer
     /// that is seen ends a piece of graph, and the pool starts anew after it.
-    fn watches(&mut self, tokens: usize) -> bool {
-        let _ = tokens;
+    fn watches(&mut self, pass: Pass) -> bool {
+        let _ = pass;
         true
     }
 
@@ -48,7 +60,7 @@ pub trait RouteSink: Send {
 
     /// Called after each decode, seen or not, with the time since the last layer's answer and the
     /// decode's whole time, ns.
-    fn decoded(&mut self, tokens: usize, since_last_ns: u64, decode_ns: u64);
+    fn decoded(&mut self, pass: Pass, tokens: usize, since_last_ns: u64, decode_ns: u64);
 
     /// Called after a decode that failed: what was routed in it does not count.
     fn abandoned(&mut self) {}
@@ -115,6 +127,7 @@ pub(super) struct Tap {
     experts: Vec<i32>,
     batch_tokens: usize,
     watching: bool,
+    pass: Pass,
     last: Instant,
     poison: Arc<Poison>,
 }
@@ -140,6 +153,7 @@ impl Tap {
             experts: Vec::new(),
             batch_tokens: 0,
             watching: false,
+            pass: Pass::Next,
             last: Instant::now(),
             poison,
         }
@@ -168,9 +182,10 @@ impl Tap {
     }
 
     /// Marks the start of a decode of `tokens`.
-    pub(super) fn begin(&mut self, tokens: usize) {
+    pub(super) fn begin(&mut self, pass: Pass, tokens: usize) {
         self.batch_tokens = tokens;
-        self.watching = self.sink.as_mut().is_some_and(|sink| sink.watches(tokens));
+        self.pass = pass;
+        self.watching = self.sink.as_mut().is_some_and(|sink| sink.watches(pass));
         self.last = Instant::now();
     }
 
@@ -185,7 +200,7 @@ impl Tap {
     pub(super) fn end(&mut self, tokens: usize, decode_ns: u64) {
         let since = nanos(self.last);
         if let Some(sink) = &mut self.sink {
-            sink.decoded(tokens, since, decode_ns);
+            sink.decoded(self.pass, tokens, since, decode_ns);
         }
     }
 
@@ -311,6 +326,7 @@ impl Tap {
             experts: &self.experts,
             tokens,
             batch_tokens: self.batch_tokens,
+            pass: self.pass,
             since_last_ns: nanos(self.last),
         };
         let answer = sink.routed(&routed);

@@ -16,6 +16,8 @@ pub(super) struct Acted {
     pub(super) unpinned: Vec<Action>,
     pub(super) lock_errors: u32,
     pub(super) last_error: Option<String>,
+    /// Names of the errors of failed lock calls.
+    pub(super) errnos: Vec<String>,
     pub(super) pinned_bytes: u64,
     pub(super) transit_bytes: u64,
     /// Transit that an audit found gone, bytes.
@@ -94,6 +96,9 @@ fn pin_all(
                 acted.lock_errors += 1;
                 tracing::warn!("pinning stopped for this tick: {error}");
                 acted.last_error = Some(error.to_string());
+                if let Some(errno) = error.errno() {
+                    acted.errnos.push(format!("{errno:?}"));
+                }
                 // The same limit would refuse the rest as well.
                 if matches!(error, StoreError::Lock { .. }) {
                     return;

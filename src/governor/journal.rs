@@ -1,6 +1,7 @@
 //! The journal of decisions: a ring in memory, and JSON lines in a file on request.
 
 use super::act::Acted;
+use super::monitor::Page;
 use super::observe::Plant;
 use crate::sensors::Sample;
 use hotpin_controllers::{Action, Ceiling, Decision, ModelShape, Moment, PinLimit, Reason};
@@ -212,6 +213,8 @@ impl JournalFile {
 #[derive(Debug, Default)]
 pub struct Journal {
     ring: VecDeque<Entry>,
+    /// Entries that have left the ring.
+    forgotten: u64,
     file: Option<JournalFile>,
     quiet: u32,
     last_ns: u64,
@@ -252,6 +255,7 @@ impl Journal {
         }
         if self.ring.len() == KEPT {
             self.ring.pop_front();
+            self.forgotten += 1;
         }
         self.ring.push_back(entry);
     }
@@ -264,6 +268,22 @@ impl Journal {
             .skip(self.ring.len().saturating_sub(most))
             .cloned()
             .collect()
+    }
+
+    /// Up to `most` entries with numbers below `before`, or the last ones. Entries are numbered from
+    /// 0 on.
+    pub(super) fn page(&self, before: Option<u64>, most: usize) -> Page {
+        let oldest = self.forgotten;
+        let next = oldest + self.ring.len() as u64;
+        let end = before.unwrap_or(next).clamp(oldest, next);
+        let first = end.saturating_sub(most as u64).max(oldest);
+        let entries = (first..end)
+            .filter_map(|number| {
+                let at = usize::try_from(number - oldest).ok()?;
+                Some((number, self.ring.get(at)?.clone()))
+            })
+            .collect();
+        Page { entries, oldest }
     }
 
     pub(super) fn flush(&mut self) {

@@ -3,17 +3,21 @@
 
 mod act;
 mod journal;
+mod monitor;
 mod observe;
 
-pub use journal::{Entry, Journal, JournalError, JournalFile};
+pub use journal::{Change, Entry, Journal, JournalError, JournalFile};
+pub use monitor::{Event, Fate, Monitor, Page, Standing};
 
 use crate::plant::{Counters, Totals};
 use crate::sensors::{Roots, Sensors};
 use crate::store::ExpertStore;
 use act::Acted;
 use hdrhistogram::Histogram;
-use hotpin_controllers::{Decision, ModelShape, Moment, Policy};
+use hotpin_controllers::{Decision, ModelShape, Moment, Policy, Reason, Residence};
+use monitor::{Experts, Orders};
 use observe::Plant;
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -57,8 +61,44 @@ pub struct Status {
     pub totals: Totals,
     /// Lock calls that failed, in all.
     pub lock_errors: u64,
+    /// The same by errno.
+    pub lock_errnos: BTreeMap<String, u64>,
+    /// Experts pinned and unpinned, in all, by reason.
+    pub swaps: BTreeMap<(Swap, Reason), u64>,
+    /// Times that drift was detected.
+    pub drift_events: u64,
+    /// Major faults of the process since the governor started; `None` where they cannot be read.
+    pub major_faults: Option<u64>,
+    /// Time that tasks stalled on memory since then, microseconds (PSI `some`); `None` without PSI.
+    pub pressure_stall_us: Option<u64>,
+    /// The tick as the journal would write it.
+    pub entry: Option<Entry>,
+    /// Whether the pinned set is frozen.
+    pub paused: bool,
+    /// The ceiling on capacity that was set while the governor ran, when one was.
+    pub limit: Option<Option<u64>>,
     /// Why the loop ended, when it did before it was asked to.
     pub failed: Option<String>,
+}
+
+/// What was done to an expert.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Swap {
+    /// It was pinned.
+    Pinned,
+    /// It was unpinned.
+    Unpinned,
+}
+
+impl Swap {
+    /// The label used in metrics.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Pinned => "pinned",
+            Self::Unpinned => "unpinned",
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -68,6 +108,9 @@ struct Shared {
     status: Mutex<Status>,
     journal: Mutex<Journal>,
     tick_ns: Mutex<Histogram<u64>>,
+    experts: Mutex<Experts>,
+    orders: Mutex<Orders>,
+    ticks: tokio::sync::watch::Sender<u64>,
 }
 
 /// A running governor. Stopping (or dropping) it joins the thread; pins stay until the store goes.
@@ -87,6 +130,9 @@ struct Loop {
     decision: Decision,
     started: Instant,
     shared: Arc<Shared>,
+    residence: Vec<Residence>,
+    first_faults: Option<u64>,
+    first_stall_us: Option<u64>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -112,6 +158,9 @@ impl Governor {
             status: Mutex::new(Status::default()),
             journal: Mutex::new(journal),
             tick_ns: Mutex::new(new_histogram()),
+            experts: Mutex::new(Experts::new(regulated.shape.total_experts())),
+            orders: Mutex::default(),
+            ticks: tokio::sync::watch::Sender::new(0),
         });
         let started = Instant::now();
         let mut looped = Loop {
@@ -119,6 +168,9 @@ impl Governor {
             plant: Plant::new(&regulated.shape),
             decision: Decision::default(),
             shared: Arc::clone(&shared),
+            residence: vec![Residence::Absent; regulated.shape.total_experts()],
+            first_faults: None,
+            first_stall_us: None,
             options,
             regulated,
             policy,
@@ -143,6 +195,12 @@ impl Governor {
     #[must_use]
     pub fn recent(&self, most: usize) -> Vec<Entry> {
         lock(&self.shared.journal).recent(most)
+    }
+
+    /// A handle for watching and steering the loop.
+    #[must_use]
+    pub fn monitor(&self) -> Monitor {
+        Monitor(Arc::clone(&self.shared))
     }
 
     /// A copy of the histogram of tick times, ns.
@@ -230,12 +288,28 @@ impl Loop {
         let now = Moment {
             ns: nanos(began.duration_since(self.started)),
         };
+        let orders = {
+            let mut orders = lock(&self.shared.orders);
+            let now = *orders;
+            orders.limit = None;
+            now
+        };
+        if let Some(limit) = orders.limit {
+            self.policy.limit_capacity(limit);
+            lock(&self.shared.status).limit = Some(limit);
+        }
         let sample = self.sensors.sample(now);
         self.plant.read(&self.regulated);
         let observation = self
             .plant
             .observation(&sample, &self.options, &self.regulated.shape);
         self.policy.tick(&observation, &mut self.decision);
+        if orders.paused {
+            self.decision.pin.clear();
+            self.decision
+                .unpin
+                .retain(|action| action.reason == Reason::Shrink);
+        }
         let decided_ns = nanos(began.elapsed());
         let first = progress.is_some();
         let acted = act::carry_out(
@@ -246,7 +320,7 @@ impl Loop {
             &self.plant,
             progress,
         );
-        self.report(now, &sample, &acted);
+        self.report(now, &sample, &acted, orders.paused);
         if !first {
             // The tick's own time: what it decides, without the lock calls that carry it out, which
             // depend on how much is locked and are in the journal.
@@ -254,7 +328,13 @@ impl Loop {
         }
     }
 
-    fn report(&mut self, now: Moment, sample: &crate::sensors::Sample, acted: &Acted) {
+    fn report(
+        &mut self,
+        now: Moment,
+        sample: &crate::sensors::Sample,
+        acted: &Acted,
+        paused: bool,
+    ) {
         let entry = Entry::new(
             now,
             &self.decision,
@@ -263,14 +343,47 @@ impl Loop {
             &self.plant,
             &self.regulated.shape,
         );
-        lock(&self.shared.journal).push(entry);
+        self.regulated.store.residence_into(&mut self.residence);
+        lock(&self.shared.experts).update(
+            entry.t_s,
+            &self.residence,
+            self.policy.scores(),
+            &acted.pinned,
+            &acted.unpinned,
+        );
+        lock(&self.shared.journal).push(entry.clone());
         let mut status = lock(&self.shared.status);
         status.ticks += 1;
+        status.paused = paused;
+        status.entry = Some(entry);
+        status.drift_events += u64::from(self.decision.drift);
+        if let Some(faults) = sample.faults {
+            let first = *self.first_faults.get_or_insert(faults.major);
+            status.major_faults = Some(faults.major.saturating_sub(first));
+        }
+        if let Some(pressure) = sample.pressure.filter(|pressure| !pressure.psi_absent) {
+            let first = *self.first_stall_us.get_or_insert(pressure.some_total_us);
+            status.pressure_stall_us = Some(pressure.some_total_us.saturating_sub(first));
+        }
+        for (swap, actions) in [
+            (Swap::Pinned, &acted.pinned),
+            (Swap::Unpinned, &acted.unpinned),
+        ] {
+            for action in actions {
+                *status.swaps.entry((swap, action.reason)).or_default() += 1;
+            }
+        }
+        for errno in &acted.errnos {
+            *status.lock_errnos.entry(errno.clone()).or_default() += 1;
+        }
         status.decision.clone_from(&self.decision);
         status.pinned_bytes = acted.pinned_bytes;
         status.transit_bytes = acted.transit_bytes;
         status.totals = self.plant.totals();
         status.lock_errors += u64::from(acted.lock_errors);
+        let ticks = status.ticks;
+        drop(status);
+        self.shared.ticks.send_replace(ticks);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Running totals, written by the engine's thread and read by anyone.
 
+use crate::engine::Pass;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Totals since load. Counters are independent: a reader may see one a moment before another.
@@ -21,9 +22,9 @@ pub struct Counters {
 /// A copy of the scalar totals. Units are in the names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Tokens decoded one at a time.
+    /// Tokens generated.
     pub decode_tokens: u64,
-    /// Tokens that went through larger batches.
+    /// Tokens of prompts.
     pub prefill_tokens: u64,
     /// Time inside decodes of either kind.
     pub decode_ns: u64,
@@ -104,11 +105,10 @@ impl Counters {
         self.stall_ns.fetch_add(ns, Relaxed);
     }
 
-    pub(super) fn decoded(&self, tokens: u64, decode_ns: u64) {
-        let kind = if tokens == 1 {
-            &self.decode_tokens
-        } else {
-            &self.prefill_tokens
+    pub(super) fn decoded(&self, pass: Pass, tokens: u64, decode_ns: u64) {
+        let kind = match pass {
+            Pass::Next => &self.decode_tokens,
+            Pass::Prompt => &self.prefill_tokens,
         };
         kind.fetch_add(tokens, Relaxed);
         self.decode_ns.fetch_add(decode_ns, Relaxed);

@@ -2,7 +2,7 @@
 //! the engine waited for it.
 
 use super::Counters;
-use crate::engine::{RouteSink, Routed};
+use crate::engine::{Pass, RouteSink, Routed};
 use crate::store::{ExpertStore, StoreError};
 use crate::trace::Recorder;
 use hotpin_controllers::{ExpertId, ModelShape};
@@ -30,7 +30,9 @@ pub struct Feeder {
     /// Last round in which an expert was seen, to keep `routed` distinct.
     seen: Vec<u32>,
     round: u32,
-    baselines_ns: Vec<Option<f64>>,
+    /// Usual time of a resident layer, for each number of sequences that are decoded together (from
+    /// one on) and each layer.
+    baselines_ns: Vec<Vec<Option<f64>>>,
     /// The layer that was answered last in this decode, and whether all of it was locked.
     last: Option<(usize, bool)>,
     /// What the store had waited when it was last asked, ns.
@@ -59,7 +61,7 @@ impl Feeder {
         Self {
             routed: Vec::with_capacity(shape.total_experts()),
             seen: vec![0; shape.total_experts()],
-            baselines_ns: vec![None; shape.layers()],
+            baselines_ns: Vec::new(),
             counters,
             store,
             shape,
@@ -74,7 +76,8 @@ impl Feeder {
         }
     }
 
-    /// Collects the distinct experts of one layer and counts them.
+    /// Collects the distinct experts of one layer and counts them: in a decode once for each token that
+    /// was routed to them, in a prompt once.
     fn collect(&mut self, layer: usize, routed: &Routed<'_>) -> Result<(), StoreError> {
         self.round = self.round.wrapping_add(1);
         if self.round == 0 {
@@ -83,6 +86,7 @@ impl Feeder {
         }
         self.routed.clear();
         let experts = self.shape.experts_in(layer);
+        let next = routed.pass == Pass::Next;
         for &expert in routed.experts {
             let index = u32::try_from(expert).ok().filter(|&e| e < experts).ok_or(
                 StoreError::NoSuchExpert {
@@ -92,14 +96,15 @@ impl Feeder {
                 },
             )?;
             let id = self.shape.id(layer, index);
+            if next {
+                self.counters.routed_in_decode(id.index());
+            }
             if self.seen[id.index()] == self.round {
                 continue;
             }
             self.seen[id.index()] = self.round;
             self.routed.push(id);
-            if routed.batch_tokens == 1 {
-                self.counters.routed_in_decode(id.index());
-            } else {
+            if !next {
                 self.counters.routed_in_prefill(id.index());
             }
         }
@@ -108,7 +113,7 @@ impl Feeder {
 
     /// Books how long the layer answered last was waited for. Where the store does not know, that is
     /// its time above its baseline, which fully locked layers set.
-    fn settle(&mut self, since_last_ns: u64) {
+    fn settle(&mut self, tokens: usize, since_last_ns: u64) {
         if let Some(waited_ns) = self.store.waited_ns() {
             self.counters
                 .stalled(waited_ns.saturating_sub(self.waited_ns));
@@ -123,7 +128,11 @@ impl Feeder {
             reason = "layer times are far below 2^53 ns"
         )]
         let took = since_last_ns as f64;
-        let baseline = self.baselines_ns[layer].get_or_insert(took);
+        if self.baselines_ns.len() < tokens {
+            self.baselines_ns
+                .resize(tokens, vec![None; self.shape.layers()]);
+        }
+        let baseline = self.baselines_ns[tokens - 1][layer].get_or_insert(took);
         if locked {
             *baseline += BASELINE_WEIGHT * (took - *baseline);
         } else if took < *baseline {
@@ -142,8 +151,8 @@ impl Feeder {
 }
 
 impl RouteSink for Feeder {
-    fn watches(&mut self, tokens: usize) -> bool {
-        let sampled = tokens == 1 && self.recorder.is_none() && self.store.is_complete();
+    fn watches(&mut self, pass: Pass) -> bool {
+        let sampled = pass == Pass::Next && self.recorder.is_none() && self.store.is_complete();
         if sampled && self.unseen + 1 < SAMPLE_EVERY {
             self.unseen += 1;
             return false;
@@ -153,8 +162,8 @@ impl RouteSink for Feeder {
     }
 
     fn routed(&mut self, routed: &Routed<'_>) -> Result<(), String> {
-        if routed.batch_tokens == 1 {
-            self.settle(routed.since_last_ns);
+        if routed.pass == Pass::Next {
+            self.settle(routed.batch_tokens, routed.since_last_ns);
         }
         let layer = self
             .layer_of_block
@@ -174,21 +183,21 @@ impl RouteSink for Feeder {
         if found.misses > 0 {
             self.counters.stalled(fetch_ns);
         }
-        if routed.batch_tokens == 1 {
+        if routed.pass == Pass::Next {
             self.last = Some((layer, found.pinned_hits as usize == self.routed.len()));
         }
         Ok(())
     }
 
-    fn decoded(&mut self, tokens: usize, since_last_ns: u64, decode_ns: u64) {
-        if tokens == 1 {
-            self.settle(since_last_ns);
+    fn decoded(&mut self, pass: Pass, tokens: usize, since_last_ns: u64, decode_ns: u64) {
+        if pass == Pass::Next {
+            self.settle(tokens, since_last_ns);
         }
         self.last = None;
         if let Some(recorder) = &mut self.recorder {
             recorder.end_batch();
         }
-        self.counters.decoded(tokens as u64, decode_ns);
+        self.counters.decoded(pass, tokens as u64, decode_ns);
         self.quiet_tokens = if self.missed {
             0
         } else {

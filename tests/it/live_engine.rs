@@ -4,7 +4,7 @@
 use super::support::{
     self, Loaded, NEVER, decode_hashed, engine_options, forced_hash, locked_bytes,
 };
-use hotpin::engine::{EngineError, RouteSink, Routed, Session, Token};
+use hotpin::engine::{EngineError, Pass, RouteSink, Routed, Session, Token};
 use hotpin::governor::{Governor, GovernorOptions, Journal, Regulated};
 use hotpin::plant::Rig;
 use hotpin::sensors::Roots;
@@ -310,7 +310,7 @@ impl RouteSink for Troubled {
         }
     }
 
-    fn decoded(&mut self, _: usize, _: u64, _: u64) {}
+    fn decoded(&mut self, _: Pass, _: usize, _: u64, _: u64) {}
 
     fn abandoned(&mut self) {
         self.abandoned.fetch_add(1, Relaxed);

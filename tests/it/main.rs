@@ -1,12 +1,17 @@
 //! Integration tests: one binary that runs the real library and the real program.
 
 mod bench_parent;
+mod client;
 mod demo_model;
 mod gguf_writer;
+mod live_batch;
 mod live_cli;
 mod live_direct;
 mod live_engine;
 mod live_store;
 mod model_map;
 mod sensors;
+mod server;
+mod server_control;
+mod server_safety;
 mod support;

@@ -1,0 +1,305 @@
+//! `/metrics`, in Prometheus' text format.
+
+use super::app::{App, Phase, Ready};
+use super::stats::{Outcome, TOKEN_BOUNDS_S, seconds};
+use crate::governor::Status;
+use hdrhistogram::Histogram;
+use hotpin_controllers::Ceiling;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeCounterValue, EncodeMetric, NoLabelSet, prometheus_text,
+};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+use std::fmt;
+use std::sync::Arc;
+
+/// Upper bounds of the buckets of tick times, seconds.
+const TICK_BOUNDS_S: [f64; 12] = [
+    0.000_05, 0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 1.0,
+];
+
+/// Content type of [`exposition`].
+pub(super) const CONTENT_TYPE: &str = prometheus_text::CONTENT_TYPE;
+
+/// All metrics as text.
+pub(super) fn exposition(app: &Arc<App>) -> String {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Metrics(Arc::clone(app))));
+    let mut text = String::new();
+    // Writing into a string does not fail.
+    let _ = prometheus_text::encode(&mut text, &registry);
+    text
+}
+
+struct Metrics(Arc<App>);
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Metrics")
+    }
+}
+
+impl Collector for Metrics {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut out = Out(encoder);
+        let ready = match self.0.phase() {
+            Phase::Ready(ready) => Some(ready),
+            Phase::Loading { .. } | Phase::Stopping => None,
+        };
+        server(&mut out, &self.0)?;
+        if let Some(ready) = &ready {
+            engine(&mut out, ready)?;
+            if let Some(monitor) = &ready.monitor {
+                governor(&mut out, &monitor.status())?;
+                ticks(&mut out, &monitor.tick_times())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Out<'a>(DescriptorEncoder<'a>);
+
+impl Out<'_> {
+    fn counter(
+        &mut self,
+        name: &str,
+        help: &str,
+        value: &(impl EncodeCounterValue + fmt::Debug),
+    ) -> fmt::Result {
+        let encoder = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Counter)?;
+        let mut encoder = encoder;
+        encoder.encode_counter::<NoLabelSet, _, u64>(value, None)
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        let mut encoder = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Gauge)?;
+        encoder.encode_gauge(&value)
+    }
+
+    fn counters<const N: usize>(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl Iterator<Item = ([(&'static str, String); N], u64)>,
+    ) -> fmt::Result {
+        let mut encoder = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (labels, value) in values {
+            ConstCounter::new(value).encode(encoder.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+
+    fn gauges(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl Iterator<Item = (&'static str, &'static str, u64)>,
+    ) -> fmt::Result {
+        let mut encoder = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (label, word, value) in values {
+            ConstGauge::new(value).encode(encoder.encode_family(&[(label, word)])?)?;
+        }
+        Ok(())
+    }
+
+    fn histogram(
+        &mut self,
+        name: &str,
+        help: &str,
+        sum: f64,
+        buckets: &[(f64, u64)],
+    ) -> fmt::Result {
+        let count = buckets.iter().map(|(_, n)| n).sum();
+        let mut encoder = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Histogram)?;
+        encoder.encode_histogram::<NoLabelSet>(sum, count, buckets, None)
+    }
+}
+
+fn server(out: &mut Out<'_>, app: &App) -> fmt::Result {
+    let counts = app.stats.counts();
+    out.gauge(
+        "hotpin_requests_running",
+        "Requests that are being decoded",
+        counts.running,
+    )?;
+    out.gauge(
+        "hotpin_requests_queued",
+        "Requests that wait for a sequence",
+        app.queue.waiting() as u64,
+    )?;
+    out.counters(
+        "hotpin_requests",
+        "Requests that have ended, by outcome",
+        Outcome::ALL.iter().map(|&outcome| {
+            let labels = [("outcome", outcome.label().to_owned())];
+            (labels, app.stats.outcome(outcome))
+        }),
+    )?;
+    out.counter(
+        "hotpin_prompt_tokens",
+        "Prompt tokens decoded",
+        &counts.prompt_tokens,
+    )?;
+    out.counter(
+        "hotpin_cached_prompt_tokens",
+        "Prompt tokens that were in the context already",
+        &counts.cached_tokens,
+    )?;
+    out.counter(
+        "hotpin_generated_tokens",
+        "Tokens generated",
+        &counts.generated_tokens,
+    )?;
+    let times = app.stats.token_times();
+    let bounds = TOKEN_BOUNDS_S.into_iter().chain([f64::INFINITY]);
+    let buckets: Vec<(f64, u64)> = bounds.zip(times.counts).collect();
+    out.histogram(
+        "hotpin_decode_token_seconds",
+        "Time to generate one token",
+        times.sum_s,
+        &buckets,
+    )
+}
+
+fn engine(out: &mut Out<'_>, ready: &Ready) -> fmt::Result {
+    let totals = ready.counters.totals();
+    out.counter(
+        "hotpin_expert_hits",
+        "Routed experts that were resident",
+        &totals.hits,
+    )?;
+    out.counter(
+        "hotpin_expert_misses",
+        "Routed experts that were not resident",
+        &totals.misses,
+    )?;
+    out.counter(
+        "hotpin_fetch_bytes",
+        "Expert bytes that reads were started for",
+        &totals.fetch_bytes,
+    )?;
+    out.counter(
+        "hotpin_stall_seconds",
+        "Time that the engine waited for expert bytes",
+        &seconds(totals.stall_ns),
+    )
+}
+
+fn governor(out: &mut Out<'_>, status: &Status) -> fmt::Result {
+    out.gauge(
+        "hotpin_pinned_bytes",
+        "Bytes of experts locked in memory",
+        status.pinned_bytes,
+    )?;
+    out.gauge(
+        "hotpin_transit_bytes",
+        "Bytes of experts in memory and not locked",
+        status.transit_bytes,
+    )?;
+    out.gauge(
+        "hotpin_capacity_bytes",
+        "Budget for pinned and transit",
+        status.decision.capacity_bytes,
+    )?;
+    out.gauges(
+        "hotpin_ceiling_bytes",
+        "Upper bounds on capacity that are known",
+        Ceiling::ALL
+            .iter()
+            .zip(status.decision.ceilings)
+            .filter_map(|(ceiling, bytes)| Some(("ceiling", ceiling.label(), bytes?))),
+    )?;
+    out.gauges(
+        "hotpin_binding_ceiling",
+        "1 for the ceiling that sets capacity",
+        Ceiling::ALL.iter().map(|&ceiling| {
+            let binds = u64::from(ceiling == status.decision.binding);
+            ("ceiling", ceiling.label(), binds)
+        }),
+    )?;
+    if let Some(faults) = status.major_faults {
+        out.counter(
+            "hotpin_major_faults",
+            "Major page faults of the process",
+            &faults,
+        )?;
+    }
+    if let Some(us) = status.pressure_stall_us {
+        out.counter(
+            "hotpin_pressure_stall_seconds",
+            "Time that tasks stalled on memory (PSI some)",
+            &seconds(us.saturating_mul(1000)),
+        )?;
+    }
+    out.counters(
+        "hotpin_swaps",
+        "Experts pinned and unpinned, by the rule that decided",
+        status.swaps.iter().map(|(&(swap, reason), &count)| {
+            let labels = [
+                ("result", swap.label().to_owned()),
+                ("reason", word(reason)),
+            ];
+            (labels, count)
+        }),
+    )?;
+    out.counters(
+        "hotpin_mlock_errors",
+        "Lock calls that failed",
+        status
+            .lock_errnos
+            .iter()
+            .map(|(errno, &count)| ([("errno", errno.clone())], count)),
+    )?;
+    out.counter(
+        "hotpin_drift_events",
+        "Times that drift was detected",
+        &status.drift_events,
+    )
+}
+
+/// A reason as it is written in journals.
+pub(super) fn word(reason: hotpin_controllers::Reason) -> String {
+    serde_json::to_value(reason)
+        .ok()
+        .and_then(|value| value.as_str().map(str::to_owned))
+        .unwrap_or_default()
+}
+
+fn ticks(out: &mut Out<'_>, times: &Histogram<u64>) -> fmt::Result {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "bounds of at most a second"
+    )]
+    let ns = |s: f64| (s * 1e9) as u64;
+    let mut below = 0;
+    let mut buckets = Vec::with_capacity(TICK_BOUNDS_S.len() + 1);
+    for bound in TICK_BOUNDS_S {
+        let upto = times.count_between(0, ns(bound));
+        buckets.push((bound, upto.saturating_sub(below)));
+        below = below.max(upto);
+    }
+    buckets.push((f64::INFINITY, times.len().saturating_sub(below)));
+    #[expect(clippy::cast_precision_loss, reason = "a count of ticks")]
+    let sum = times.mean() * times.len() as f64 / 1e9;
+    out.histogram(
+        "hotpin_tick_seconds",
+        "Time that one decision took",
+        sum,
+        &buckets,
+    )
+}

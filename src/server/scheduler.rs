@@ -1,0 +1,263 @@
+//! The engine's thread: sequences that are decoded together, one token each, with one prompt's next
+//! part in between. Jobs enter and leave between tokens (continuous batching).
+
+use super::job::{Event, Failure, Finish, Job};
+use super::queue::{End, Queue};
+use super::slot::{Active, Slot, Step, failure};
+use super::stats::{Finished, Outcome, Stats};
+use crate::engine::{EngineError, Row, Session};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Part of a prompt that a used sequence must share with it to be preferred to one that was not used
+/// for longer.
+const WORTH_SHARING: usize = 10;
+
+/// Owns the session for as long as the server runs.
+#[derive(Debug)]
+pub struct Scheduler<'s, 'm> {
+    session: &'s mut Session<'m>,
+    slots: Vec<Slot>,
+    queue: Arc<Queue>,
+    stats: Arc<Stats>,
+    began: Instant,
+    turn: u64,
+    rows: Vec<Row>,
+}
+
+impl<'s, 'm> Scheduler<'s, 'm> {
+    /// A scheduler over a session with an empty context.
+    #[must_use]
+    pub fn new(session: &'s mut Session<'m>, queue: Arc<Queue>, stats: Arc<Stats>) -> Self {
+        let sequences = u32::try_from(session.sequences()).unwrap_or(1);
+        Self {
+            slots: (0..sequences).map(Slot::new).collect(),
+            session,
+            queue,
+            stats,
+            began: Instant::now(),
+            turn: 0,
+            rows: Vec::new(),
+        }
+    }
+
+    /// Serves until the queue is closed.
+    pub fn run(&mut self) {
+        loop {
+            self.drop_the_gone();
+            if let Some(end) = self.queue.end() {
+                self.turn_away();
+                if end == End::Now {
+                    self.fail_all(&Failure::Shutdown);
+                }
+                if self.running() == 0 {
+                    return;
+                }
+            }
+            self.admit();
+            self.stats.set_running(self.running());
+            if self.running() == 0 {
+                self.queue.wait();
+                continue;
+            }
+            self.decode_next();
+            self.decode_prompt_part();
+        }
+    }
+
+    fn running(&self) -> usize {
+        self.slots.iter().filter(|s| s.active.is_some()).count()
+    }
+
+    /// Answers the jobs that wait: they will not be served.
+    fn turn_away(&mut self) {
+        while let Some(job) = self.queue.take() {
+            self.stats.ended(Outcome::Failed);
+            let _ = job.output.send(Event::Failed(Failure::Shutdown));
+        }
+    }
+
+    /// Gives jobs to sequences that are free.
+    fn admit(&mut self) {
+        while self.slots.iter().any(|slot| slot.active.is_none()) {
+            let Some(job) = self.queue.take() else { return };
+            if job.gone.is_set() {
+                self.stats.ended(Outcome::Cancelled);
+                continue;
+            }
+            self.turn += 1;
+            let Some(slot) = choose(&mut self.slots, &job) else {
+                return;
+            };
+            if !slot.take(self.session, job, self.turn) {
+                self.stats.ended(Outcome::Failed);
+            }
+        }
+    }
+
+    /// Ends the jobs whose reader has gone or whose time is up.
+    fn drop_the_gone(&mut self) {
+        let now = Instant::now();
+        for index in 0..self.slots.len() {
+            let Some(active) = &self.slots[index].active else {
+                continue;
+            };
+            if active.job.gone.is_set() {
+                self.end(index, Outcome::Cancelled, None);
+            } else if active.job.deadline.is_some_and(|deadline| now > deadline) {
+                self.end(index, Outcome::Failed, Some(Failure::Deadline));
+            }
+        }
+    }
+
+    fn fail_all(&mut self, failure: &Failure) {
+        for index in 0..self.slots.len() {
+            self.end(index, Outcome::Failed, Some(failure.clone()));
+        }
+    }
+
+    /// One token for each sequence that generates.
+    fn decode_next(&mut self) {
+        let began = Instant::now();
+        self.rows.clear();
+        let mut members = Vec::with_capacity(self.slots.len());
+        for (index, slot) in self.slots.iter().enumerate() {
+            if let Some(token) = slot.active.as_ref().and_then(|active| active.next) {
+                self.rows.push(Row {
+                    token,
+                    position: slot.tokens.len(),
+                    sequence: slot.sequence,
+                    logits: true,
+                });
+                members.push(index);
+            }
+        }
+        if members.is_empty() {
+            return;
+        }
+        if let Err(error) = self.session.decode_next(&self.rows) {
+            self.decode_failed(&members, &error);
+            return;
+        }
+        for (row, &index) in members.iter().enumerate() {
+            self.slots[index].tokens.push(self.rows[row].token);
+            self.choose(index, row);
+        }
+        let ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.stats.decoded(members.len(), ns);
+    }
+
+    /// The next part of the prompt that has waited longest.
+    fn decode_prompt_part(&mut self) {
+        let Some(index) = (0..self.slots.len())
+            .filter(|&index| self.slots[index].prefills())
+            .min_by_key(|&index| self.slots[index].used)
+        else {
+            return;
+        };
+        let slot = &mut self.slots[index];
+        let Some(active) = &mut slot.active else {
+            return;
+        };
+        let done = slot.tokens.len();
+        let end = active.job.prompt.len().min(done + self.session.n_batch());
+        let last = end == active.job.prompt.len();
+        let part = &active.job.prompt[done..end];
+        let poison = self.session.poison();
+        let session = &mut *self.session;
+        let outcome = active.job.gone.watch(&poison, || {
+            session.decode_prompt(slot.sequence, done, part, last)
+        });
+        if let Err(error) = outcome {
+            if active.job.gone.is_set() {
+                slot.forget(self.session);
+                self.end(index, Outcome::Cancelled, None);
+            } else {
+                self.decode_failed(&[index], &error);
+            }
+            return;
+        }
+        slot.tokens.extend_from_slice(part);
+        if last {
+            let (decoded, cached) = active.prompt_decoded();
+            self.stats.prompt(decoded, cached);
+            self.choose(index, end - done - 1);
+        }
+    }
+
+    /// Chooses the next token of a sequence whose logits are in `row`.
+    fn choose(&mut self, index: usize, row: usize) {
+        let slot = &mut self.slots[index];
+        // The token that is chosen now has to be decoded before another can be.
+        let room = self.session.n_ctx().saturating_sub(slot.tokens.len());
+        let Some(active) = &mut slot.active else {
+            return;
+        };
+        let before = active.generated();
+        let step = active.choose(self.session, row, room);
+        if active.generated() > before {
+            self.stats.chosen();
+        }
+        match step {
+            Ok(Step::Goes) => {}
+            Ok(Step::Ended(finish)) => self.finish(index, finish),
+            Err(error) => self.end(index, Outcome::Failed, Some(failure(&error))),
+        }
+    }
+
+    fn finish(&mut self, index: usize, finish: Finish) {
+        let Some(active) = self.slots[index].active.take() else {
+            return;
+        };
+        self.book(&active, Outcome::Finished);
+        active.finish(finish);
+    }
+
+    /// Counts a job that ends. Before its client is told, so that who asks afterwards finds it.
+    fn book(&self, active: &Active, outcome: Outcome) {
+        let (usage, timings) = active.spent();
+        self.stats.ended(outcome);
+        self.stats.remember(Finished {
+            id: active.job.id.clone(),
+            at_s: self.began.elapsed().as_secs_f64(),
+            outcome,
+            usage,
+            timings,
+        });
+        self.stats.set_running(self.running());
+    }
+
+    /// Ends a job early.
+    fn end(&mut self, index: usize, outcome: Outcome, failure: Option<Failure>) {
+        let Some(active) = self.slots[index].active.take() else {
+            return;
+        };
+        self.book(&active, outcome);
+        if let Some(failure) = failure {
+            let _ = active.job.output.send(Event::Failed(failure));
+        }
+    }
+
+    /// A decode that failed leaves the state of its sequences unknown.
+    fn decode_failed(&mut self, members: &[usize], error: &EngineError) {
+        tracing::error!("a decode of {} sequences failed: {error}", members.len());
+        for &index in members {
+            self.slots[index].forget(self.session);
+            self.end(index, Outcome::Failed, Some(failure(error)));
+        }
+    }
+}
+
+/// The free sequence to use: the one that shares most with the prompt, unless that is little; then the
+/// one not used for longest.
+fn choose<'a>(slots: &'a mut [Slot], job: &Job) -> Option<&'a mut Slot> {
+    let worth = job.prompt.len() / WORTH_SHARING;
+    slots
+        .iter_mut()
+        .filter(|slot| slot.active.is_none())
+        .max_by_key(|slot| {
+            let shared = slot.shared(&job.prompt);
+            let counts = if shared > worth { shared } else { 0 };
+            (counts, std::cmp::Reverse(slot.used))
+        })
+}

@@ -59,7 +59,7 @@ impl Queue {
     /// Adds a job, or says why not.
     ///
     /// # Errors
-    /// [`Refusal`].
+    /// `Refusal`: the queue is full or closed.
     pub fn offer(&self, job: Job) -> Result<(), Refusal> {
         let mut inner = self.lock();
         if inner.closed {

@@ -8,6 +8,7 @@ mod boundary;
 mod layout;
 mod mapped;
 mod pages;
+pub mod probe;
 pub mod residency;
 
 pub use layout::{Layout, LayoutError, SliceAt};

@@ -11,4 +11,5 @@ pub mod plant;
 pub mod replay;
 pub mod rng;
 pub mod scenarios;
+pub mod sweep;
 pub mod whatif;

@@ -3,8 +3,10 @@
 //! All use one small model and machine: 16 layers of 64 experts of 4 MiB, top-4 (4 GiB, 256 MiB a
 //! token), on 5 GiB of memory with a disk of 1.2 GB/s, where about 2.5 GiB are left for experts.
 
-use crate::plant::{Machine, Routing, Scenario, Schedule, Synthetic};
-use hotpin_controllers::{AdaptiveConfig, ModelShape};
+use crate::plant::{Calibrated, Disturbances, Machine, Routing, Scenario, Schedule, Synthetic};
+use hotpin_controllers::trace::Trace;
+use hotpin_controllers::{AdaptiveConfig, ModelShape, PolicyKind};
+use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
 
@@ -22,6 +24,12 @@ pub const HOG_S: (f64, f64) = (30.0, 60.0);
 
 /// Edges of the square wave of [`Named::SquareWave`].
 pub const SQUARE_EDGES: usize = 12;
+
+/// What others claim beside a recorded session, which has a group of its own.
+const OTHERS_BYTES: u64 = 1 << 30;
+
+/// A recorded session ends after so many seconds at the latest.
+const LONGEST_S: f64 = 86_400.0;
 
 /// A scenario by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,7 +134,9 @@ impl Named {
             }
             Self::DriftAtOnce => route(&mut scenario, 1.2, &[(0, 1), (DRIFT_TOKEN, 2)], None),
             Self::UniformRouter => route(&mut scenario, 0.0, &[(0, 1)], None),
-            Self::ClockJump => scenario.clock_jumps = vec![(40.0, 3600.0), (70.0, -3600.0)],
+            Self::ClockJump => {
+                scenario.disturbances.clock_jumps = vec![(40.0, 3600.0), (70.0, -3600.0)];
+            }
             Self::SteadyDraws => {}
             Self::Steady => route(&mut scenario, 1.2, &[(0, 1)], Some(4)),
         }
@@ -134,6 +144,31 @@ impl Named {
             scenario.machine.own_refault_share = 1.0;
         }
         scenario
+    }
+}
+
+/// A recorded session on a calibrated machine, in a group of `cgroup_bytes`, to its last token.
+#[must_use]
+pub fn recorded(
+    machine: &Calibrated,
+    kind: PolicyKind,
+    cgroup_bytes: Option<u64>,
+    trace: &Arc<Trace>,
+    profile: Option<Vec<f32>>,
+) -> Scenario {
+    Scenario {
+        name: "recorded".to_owned(),
+        shape: trace.header.shape.clone(),
+        machine: machine.machine(cgroup_bytes, kind),
+        others: Schedule::constant(OTHERS_BYTES),
+        routing: Routing::Trace(Arc::clone(trace)),
+        profile,
+        disturbances: Disturbances::default(),
+        duration_s: LONGEST_S,
+        most_tokens: Some(trace.tokens() as u64),
+        tick_s: 0.1,
+        seed: 0,
+        config: AdaptiveConfig::default(),
     }
 }
 
@@ -157,11 +192,16 @@ fn quiet(name: &str, seed: u64) -> Scenario {
             reclaim_bytes_per_s: 2e9,
             own_refault_share: 0.0,
             compute_s: 0.025,
+            readahead_bytes_per_s: 0.5e9,
+            readahead_latency_s: 1e-4,
+            lock_s_per_byte: 60e-12,
+            unlock_s_per_byte: 60e-12,
         },
         others: Schedule::constant(QUIET_BYTES),
         profile: Some(profile(&synthetic, &shape, seed)),
         routing: Routing::Synthetic(synthetic),
-        clock_jumps: Vec::new(),
+        disturbances: Disturbances::default(),
+        most_tokens: None,
         duration_s: 120.0,
         tick_s: 0.1,
         seed,

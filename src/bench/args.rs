@@ -148,6 +148,16 @@ pub struct BenchArgs {
     #[arg(long, value_name = "DIR", env = "HOTPIN_JOURNAL")]
     pub journal: Option<PathBuf>,
 
+    /// Measure this machine for `hotpin-sim scenario recorded` and write it to OUT.toml; no policy
+    /// runs
+    #[arg(
+        long,
+        value_name = "OUT.toml",
+        env = "HOTPIN_CALIBRATE",
+        conflicts_with_all = ["prompts", "chart", "warm", "target_tok_s", "record", "journal"]
+    )]
+    pub calibrate: Option<PathBuf>,
+
     /// Leave the model in the page cache between runs (only without --memory)
     #[arg(long, env = "HOTPIN_WARM", conflicts_with = "memory")]
     pub warm: bool,
@@ -254,6 +264,9 @@ fn prepare_outputs(args: &BenchArgs) -> Result<(), BenchError> {
 }
 
 fn policies(args: &BenchArgs) -> Result<Vec<String>, BenchError> {
+    if args.calibrate.is_some() {
+        return Ok(Vec::new());
+    }
     let asked = match args.target_tok_s {
         None => args.policies.clone(),
         Some(target) if !(target.is_finite() && target > 0.0) => {

@@ -8,6 +8,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 pub mod args;
+pub mod calibrate;
 pub mod cgroup;
 pub mod chart;
 pub mod child;
@@ -123,6 +124,14 @@ impl BenchError {
 /// [`BenchError`], with its own exit code, when there is nothing to report.
 pub fn run_bench(args: &BenchArgs, hooks: &Hooks<'_>) -> Result<u8, BenchError> {
     let (plan, _texts) = args::resolve(args, hooks)?;
+    if let Some(out) = &args.calibrate {
+        let document = calibrate::calibrate(&plan, hooks, out)?;
+        let stdout_path = Path::new("standard output");
+        return match write!(io::stdout(), "{document}") {
+            Ok(()) => Ok(0),
+            Err(source) => Err(BenchError::io(stdout_path, source)),
+        };
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

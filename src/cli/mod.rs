@@ -48,6 +48,9 @@ enum Verb {
     /// One run of a benchmark, ordered on stdin by `hotpin bench`
     #[command(hide = true)]
     BenchChild,
+    /// One measurement of a calibration, ordered on stdin by `hotpin bench`
+    #[command(hide = true)]
+    CalibrateChild,
 }
 
 impl Cli {
@@ -63,6 +66,7 @@ impl Cli {
             Verb::Bench(args) => bench::execute(&args),
             Verb::Journal(args) => journal::execute(&args),
             Verb::Demo(verb) => demo::execute(verb),
+            Verb::CalibrateChild => Ok(crate::bench::calibrate::execute()),
             Verb::BenchChild => Ok(crate::bench::measure::execute()),
         };
         match outcome {

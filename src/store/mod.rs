@@ -9,6 +9,7 @@ mod direct;
 mod layout;
 mod mapped;
 mod pages;
+pub mod probe;
 pub mod residency;
 
 pub use direct::{DirectOptions, DirectStore, Fault};

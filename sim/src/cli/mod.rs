@@ -1,8 +1,10 @@
 //! The verbs. Exit codes: 0 done, 1 failed, 2 usage.
 
 mod import;
+mod recorded;
 mod replay;
 mod scenario;
+mod sweep;
 mod whatif;
 
 use clap::{Parser, Subcommand};
@@ -24,7 +26,9 @@ enum Verb {
     /// Hit ratios of cache policies over a trace.
     Replay(replay::ReplayArgs),
     /// Run the control loop against a scripted disturbance in virtual time.
-    Scenario(scenario::ScenarioArgs),
+    Scenario(Box<scenario::ScenarioArgs>),
+    /// Search over the options of the control laws, robust over scenarios and a recorded session.
+    Sweep(Box<sweep::SweepArgs>),
     /// What if experts were swapped into VRAM on the fly?
     Whatif(whatif::WhatIfArgs),
 }
@@ -35,6 +39,7 @@ pub fn main() -> ExitCode {
         Verb::Import(args) => import::run(&args),
         Verb::Replay(args) => replay::run(&args),
         Verb::Scenario(args) => scenario::run(&args),
+        Verb::Sweep(args) => sweep::run(&args),
         Verb::Whatif(args) => whatif::run(&args),
     };
     match outcome {

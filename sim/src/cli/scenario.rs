@@ -1,5 +1,6 @@
 //! `hotpin-sim scenario`.
 
+use super::recorded::{self, RecordedArgs};
 use anyhow::Result;
 use clap::Args;
 use hotpin_controllers::PolicyKind;
@@ -14,22 +15,48 @@ const TABLE_LINES: usize = 40;
 
 #[derive(Debug, Args)]
 pub struct ScenarioArgs {
-    /// step-hog, ramp-hog, square-wave, drift-at-once, uniform-router, clock-jump, steady or refault-hog.
+    /// A scripted disturbance (any other word lists them), or `recorded`: a recorded session on a
+    /// calibrated machine.
     #[arg(value_name = "NAME")]
-    name: Named,
-    /// Policy: fetch, static, lru or adaptive.
-    #[arg(long, value_name = "NAME", default_value = "adaptive")]
-    policy: PolicyKind,
+    name: Which,
+    /// Policy: off, fetch, static, lru or adaptive [default: adaptive; of `recorded` all].
+    #[arg(long, value_name = "NAME")]
+    policy: Option<PolicyKind>,
     /// Seed of the routing.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
+    #[command(flatten)]
+    recorded: RecordedArgs,
     /// Print JSON, with every tick.
     #[arg(long)]
     json: bool,
 }
 
+/// What is to run.
+#[derive(Clone, Copy, Debug)]
+enum Which {
+    Scripted(Named),
+    Recorded,
+}
+
+impl std::str::FromStr for Which {
+    type Err = hotpin_sim::scenarios::UnknownScenario;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "recorded" {
+            return Ok(Self::Recorded);
+        }
+        text.parse().map(Self::Scripted)
+    }
+}
+
 pub fn run(args: &ScenarioArgs) -> Result<()> {
-    let report = args.name.scenario(args.seed).run_kind(args.policy)?;
+    let named = match args.name {
+        Which::Scripted(named) => named,
+        Which::Recorded => return recorded::run(&args.recorded, args.policy, args.json),
+    };
+    let kind = args.policy.unwrap_or_default();
+    let report = named.scenario(args.seed).run_kind(kind)?;
     let mut out = io::stdout().lock();
     if args.json {
         serde_json::to_writer_pretty(&mut out, &report)?;

@@ -2,7 +2,7 @@
 
 use super::memory::Memory;
 use super::routing::Router;
-use super::store::{Access, Store};
+use super::store::{Access, Keeper, Store};
 use super::{Machine, Scenario, to_bytes};
 use hotpin_controllers::{EngineTotals, ExpertId};
 use std::collections::VecDeque;
@@ -19,10 +19,19 @@ pub(super) struct Engine<'a> {
     /// Routed experts that were really in memory.
     pub true_hits: u64,
     pub major_faults: u64,
+    /// Bytes of experts that the disk was asked for by the engine.
+    pub read_bytes: u64,
     pub decode_counts: Vec<u32>,
+    pub prefill_counts: Vec<u32>,
     /// Experts that the governor is reading in order to lock them.
     pub pins: PinQueue,
     scenario: &'a Scenario,
+    /// Routed experts are fetched; else they fault in with readahead.
+    fetches: bool,
+    /// Time of a core that locking takes, not yet passed.
+    owed_s: f64,
+    /// Prefill batches done.
+    prefills: usize,
     router: Router<'a>,
     routed: Vec<u32>,
     /// Next layer of the present token and its first slot.
@@ -31,11 +40,13 @@ pub(super) struct Engine<'a> {
 }
 
 impl<'a> Engine<'a> {
-    pub fn new(scenario: &'a Scenario) -> Self {
+    pub fn new(scenario: &'a Scenario, keeper: Keeper, fetches: bool) -> Self {
         let shape = &scenario.shape;
+        let mut store = Store::new(shape, keeper);
+        store.load(scenario.room_bytes());
         Self {
             now_s: 0.0,
-            store: Store::new(shape),
+            store,
             memory: Memory {
                 others_bytes: scenario.others.at(0.0),
                 ..Memory::default()
@@ -43,30 +54,54 @@ impl<'a> Engine<'a> {
             totals: EngineTotals::default(),
             true_hits: 0,
             major_faults: 0,
+            read_bytes: 0,
             decode_counts: vec![0; shape.total_experts()],
+            prefill_counts: vec![0; shape.total_experts()],
             pins: PinQueue::default(),
             router: Router::new(shape, &scenario.routing, scenario.seed),
             routed: Vec::new(),
             layer: 0,
             slot: 0,
+            fetches,
+            owed_s: 0.0,
+            prefills: 0,
             scenario,
         }
+    }
+
+    /// The governor kept a core busy: the engine's barriers wait for the thread that lacked it.
+    pub fn owe(&mut self, s: f64) {
+        self.owed_s += s;
     }
 
     /// One layer of one token: waits for its experts, then computes.
     pub fn step(&mut self) {
         let start_s = self.now_s;
         if self.layer == 0 {
+            let prefills = &self.scenario.disturbances.prefills;
+            if let Some(&(at_s, tokens)) = prefills.get(self.prefills)
+                && at_s <= self.now_s
+            {
+                self.prefills += 1;
+                self.prefill(tokens);
+            }
             self.router.next(&mut self.routed);
             self.slot = 0;
         }
         let shape = &self.scenario.shape;
         let machine = &self.scenario.machine;
         let end = self.slot + shape.top_k_in(self.layer) as usize;
-        self.fetch(self.slot..end);
-        let compute_s = machine.compute_s / shape.layers() as f64;
-        self.pins
-            .read(compute_s * machine.disk_bytes_per_s, &mut self.store);
+        let routed = std::mem::take(&mut self.routed);
+        for &id in &routed[self.slot..end] {
+            let count = &mut self.decode_counts[id as usize];
+            *count = count.wrapping_add(1);
+        }
+        self.fetch(&routed[self.slot..end]);
+        self.routed = routed;
+        let compute_s =
+            machine.compute_s / shape.layers() as f64 + std::mem::take(&mut self.owed_s);
+        let rate = machine.disk_bytes_per_s * self.scenario.disturbances.disk_speed(self.now_s);
+        self.pins.read(compute_s * rate, &mut self.store);
         self.now_s += compute_s;
         self.slot = end;
         self.layer += 1;
@@ -79,63 +114,116 @@ impl<'a> Engine<'a> {
         self.totals.decode_ns += to_ns(self.now_s - start_s);
     }
 
-    fn fetch(&mut self, slots: std::ops::Range<usize>) {
+    /// A batch of prompt tokens: each layer needs the union of what they are routed to, once.
+    fn prefill(&mut self, tokens: u32) {
+        let shape = &self.scenario.shape;
+        let mut unions = vec![Vec::new(); shape.layers()];
+        let mut seen = vec![false; shape.total_experts()];
+        for _ in 0..tokens {
+            self.router.next(&mut self.routed);
+            for &id in &self.routed {
+                if !std::mem::replace(&mut seen[id as usize], true) {
+                    unions[shape.layer_of(ExpertId(id))].push(id);
+                }
+            }
+        }
+        let start_s = self.now_s;
+        for union in &unions {
+            for &id in union {
+                let count = &mut self.prefill_counts[id as usize];
+                *count = count.wrapping_add(1);
+            }
+            self.fetch(union);
+            self.now_s += self.scenario.machine.compute_s / shape.layers() as f64;
+        }
+        self.totals.prefill_tokens += u64::from(tokens);
+        self.memory
+            .pass(&self.scenario.machine, self.now_s - start_s);
+    }
+
+    /// Makes the routed experts of one layer resident.
+    fn fetch(&mut self, routed: &[u32]) {
         let machine = &self.scenario.machine;
-        let routed = std::mem::take(&mut self.routed);
-        let (mut read_bytes, mut fault_bytes, mut refault_bytes) = (0, 0, 0.0);
-        for &id in &routed[slots.clone()] {
+        let mut need = Need::default();
+        for &id in routed {
             let expert = ExpertId(id);
             let bytes = self.store.bytes(expert);
-            let count = &mut self.decode_counts[expert.index()];
-            *count = count.wrapping_add(1);
             match self.store.access(expert) {
                 Access::Hit => {
                     self.totals.hits += 1;
                     self.true_hits += 1;
                 }
+                Access::Cached => {
+                    // A fetch of what the page cache holds reads nothing.
+                    self.totals.misses += 1;
+                    self.totals.fetch_bytes += bytes;
+                    self.true_hits += 1;
+                }
                 Access::Phantom => {
                     self.totals.hits += 1;
-                    fault_bytes += bytes;
-                    refault_bytes += bytes as f64;
+                    need.fault_bytes += bytes;
+                    need.refault_bytes += bytes as f64;
                 }
                 Access::Miss { before } => {
                     self.totals.misses += 1;
-                    read_bytes += bytes;
+                    self.totals.fetch_bytes += bytes;
+                    need.read_bytes += bytes;
+                    need.experts += 1;
                     if before {
-                        refault_bytes += bytes as f64 * machine.own_refault_share;
+                        need.refault_bytes += bytes as f64 * machine.own_refault_share;
                     }
                 }
             }
         }
-        if read_bytes + fault_bytes > 0 {
-            let stall_s = self.wait(machine, read_bytes, fault_bytes);
-            let share = refault_bytes / (read_bytes + fault_bytes) as f64;
-            self.memory.stall_s += stall_s * share;
-            self.totals.stall_ns += to_ns(stall_s);
-            self.totals.fetch_bytes += read_bytes;
-            self.major_faults += fault_bytes / PAGE_BYTES;
-            self.store.evict(&routed[slots]);
-            self.memory.reclaim(machine, &mut self.store);
+        let bytes = need.read_bytes + need.fault_bytes;
+        if bytes == 0 {
+            return;
         }
-        self.routed = routed;
+        let stall_s = self.wait(machine, &need);
+        self.memory.stall_s += stall_s * need.refault_bytes / bytes as f64;
+        self.totals.stall_ns += to_ns(stall_s);
+        self.read_bytes += bytes;
+        self.major_faults += need.fault_bytes / PAGE_BYTES;
+        self.store.evict(routed);
+        self.memory.reclaim(machine, &mut self.store);
     }
 
     /// Waits for bytes from the disk, which the governor's reads share half and half. Returns the
     /// seconds waited.
-    fn wait(&mut self, machine: &Machine, read_bytes: u64, fault_bytes: u64) -> f64 {
-        let rate = machine.disk_bytes_per_s;
-        // Faults in disk-bandwidth bytes, so that one sum says how long the disk is needed.
-        let slow = rate / machine.fault_bytes_per_s;
-        let needed_bytes = read_bytes as f64 + fault_bytes as f64 * slow;
+    fn wait(&mut self, machine: &Machine, need: &Need) -> f64 {
+        let speed = self.scenario.disturbances.disk_speed(self.now_s);
+        let rate = machine.disk_bytes_per_s * speed;
+        let fault_s = need.fault_bytes as f64 / (machine.fault_bytes_per_s * speed);
+        let (latency_s, read_s) = if self.fetches {
+            (machine.disk_latency_s, need.read_bytes as f64 / rate)
+        } else {
+            // Experts fault in one after the other.
+            let read_s = need.read_bytes as f64 / (machine.readahead_bytes_per_s * speed);
+            (
+                machine.readahead_latency_s * f64::from(need.experts),
+                read_s,
+            )
+        };
+        // In disk-bandwidth bytes, which the pins share half and half.
+        let needed_bytes = (read_s + fault_s) * rate;
         let behind_bytes = self.pins.left_bytes(&self.store).min(needed_bytes);
-        let wait_s = machine.disk_latency_s + (needed_bytes + behind_bytes) / rate;
-        self.pins.read(
-            behind_bytes + machine.disk_latency_s * rate,
-            &mut self.store,
-        );
+        let wait_s = latency_s + (needed_bytes + behind_bytes) / rate;
+        self.pins
+            .read(behind_bytes + latency_s * rate, &mut self.store);
         self.now_s += wait_s;
         wait_s
     }
+}
+
+/// What one layer needs from the disk.
+#[derive(Clone, Copy, Debug, Default)]
+struct Need {
+    read_bytes: u64,
+    fault_bytes: u64,
+    /// Experts that are read.
+    experts: u32,
+    /// Bytes whose wait the kernel counts as memory pressure.
+    refault_bytes: f64,
 }
 
 fn to_ns(s: f64) -> u64 {

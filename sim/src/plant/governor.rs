@@ -6,10 +6,12 @@
 use super::engine::Engine;
 use super::memory::Memory;
 use super::report::{Report, TickRecord, Totals};
-use super::{Scenario, to_bytes};
+use super::{Scenario, Sensor, to_bytes};
 use hotpin_controllers::{
-    CgroupMemory, Decision, Faults, HostMemory, LockLimits, Moment, Observation, Policy, Pressure,
+    Action, CgroupMemory, Decision, Faults, Held, HostMemory, LockLimits, Moment, Observation,
+    Policy, Pressure,
 };
+use std::collections::VecDeque;
 
 /// Where the sensors' clock starts, seconds, so that a jump back stays above zero.
 const CLOCK_START_S: f64 = 100_000.0;
@@ -29,6 +31,10 @@ pub(super) struct Governor<'a> {
     due: u64,
     /// Bytes held when the present tick began.
     held_before_bytes: u64,
+    /// Bytes that could not be locked in this tick.
+    shortfall_bytes: u64,
+    /// What the sensors of memory said in the last ticks, newest last.
+    said: VecDeque<Said>,
     last: Totals,
 }
 
@@ -40,6 +46,8 @@ impl<'a> Governor<'a> {
             records: Vec::new(),
             due: 0,
             held_before_bytes: 0,
+            shortfall_bytes: 0,
+            said: VecDeque::new(),
             last: Totals::default(),
         }
     }
@@ -78,21 +86,51 @@ impl<'a> Governor<'a> {
 
     fn tick(&mut self, policy: &mut dyn Policy, engine: &mut Engine<'_>, at_s: f64) {
         let mut decision = std::mem::take(&mut self.decision);
-        policy.tick(&observe(self.scenario, engine, at_s), &mut decision);
-        let locked_bytes = self.act(policy.ranks(), engine, &decision);
+        self.said.push_back(Said::now(self.scenario, engine));
+        let kept = self.scenario.disturbances.delay_ticks + 1;
+        while self.said.len() > kept {
+            self.said.pop_front();
+        }
+        let said = self.said.front().copied().unwrap_or_default();
+        let observation = self.observe(engine, &said, at_s);
+        policy.tick(&observation, &mut decision);
+        let locked_bytes = self.act(policy.ranks(), engine, &decision, at_s);
         self.record(engine, at_s, Some((&decision, locked_bytes)));
         self.decision = decision;
     }
 
     /// Carries a decision out; returns the bytes ordered locked.
-    fn act(&self, ranks: &[f32], engine: &mut Engine<'_>, decision: &Decision) -> u64 {
+    fn act(
+        &mut self,
+        ranks: &[f32],
+        engine: &mut Engine<'_>,
+        decision: &Decision,
+        at_s: f64,
+    ) -> u64 {
         engine.store.publish_ranks(ranks);
         engine.store.set_capacity(decision.capacity_bytes);
+        let bytes_of = |actions: &[Action]| -> u64 {
+            let experts = actions.iter().map(|action| action.expert);
+            experts.map(|expert| engine.store.bytes(expert)).sum()
+        };
+        let (unpin_bytes, pin_bytes) = (bytes_of(&decision.unpin), bytes_of(&decision.pin));
         for action in &decision.unpin {
             engine.store.unpin(action.expert);
         }
-        for action in &decision.pin {
-            engine.pins.push(action.expert);
+        self.shortfall_bytes = 0;
+        if self.scenario.disturbances.locks_fail(at_s) {
+            self.shortfall_bytes = pin_bytes;
+        } else {
+            for action in &decision.pin {
+                engine.pins.push(action.expert);
+            }
+        }
+        let machine = &self.scenario.machine;
+        if !self.records.is_empty() {
+            engine.owe(
+                unpin_bytes as f64 * machine.unlock_s_per_byte
+                    + pin_bytes as f64 * machine.lock_s_per_byte,
+            );
         }
         // What is resident is locked at once.
         engine.pins.read(0.0, &mut engine.store);
@@ -101,11 +139,40 @@ impl<'a> Governor<'a> {
         if faults > AUDIT_FAULTS + FAULTS_A_MISS * (now.misses - self.last.misses) {
             engine.store.audit();
         }
-        decision
-            .pin
-            .iter()
-            .map(|action| engine.store.bytes(action.expert))
-            .sum()
+        pin_bytes
+    }
+
+    /// What the policy is told.
+    fn observe<'e>(&self, engine: &'e Engine<'_>, said: &Said, at_s: f64) -> Observation<'e> {
+        let disturbances = &self.scenario.disturbances;
+        let sees = |sensor| !disturbances.is_blind(sensor, at_s);
+        let clock_s = CLOCK_START_S + at_s + disturbances.clock_s(at_s);
+        let engine_seen = sees(Sensor::Engine);
+        Observation {
+            now: Moment {
+                ns: to_bytes(clock_s.max(0.0) * 1e9),
+            },
+            host: Some(said.host).filter(|_| sees(Sensor::Host)),
+            cgroup: said.cgroup,
+            pressure: Some(said.pressure).filter(|_| sees(Sensor::Pressure)),
+            locks: LockLimits {
+                memlock_bytes: None,
+                locked_elsewhere_bytes: self.scenario.machine.dense_bytes,
+                map_budget_bytes: None,
+            },
+            faults: Some(Faults {
+                major: engine.major_faults,
+            }),
+            engine: Some(engine.totals).filter(|_| engine_seen),
+            stall_known: true,
+            decode_counts: Some(engine.decode_counts.as_slice()).filter(|_| engine_seen),
+            prefill_counts: Some(engine.prefill_counts.as_slice()).filter(|_| engine_seen),
+            residence: engine.store.residence(),
+            held: Held {
+                lock_shortfall_bytes: self.shortfall_bytes,
+                ..engine.store.held()
+            },
+        }
     }
 
     fn record(&mut self, engine: &Engine<'_>, at_s: f64, decided: Option<(&Decision, u64)>) {
@@ -155,44 +222,47 @@ impl<'a> Governor<'a> {
     }
 }
 
-/// What the sensors say at a time.
-fn observe<'e>(scenario: &Scenario, engine: &'e Engine<'_>, at_s: f64) -> Observation<'e> {
-    let machine = &scenario.machine;
-    let memory: &Memory = &engine.memory;
-    let pinned_bytes = engine.store.pinned_bytes();
-    let past = scenario.clock_jumps.iter().filter(|jump| jump.0 <= at_s);
-    let jumped_s: f64 = past.map(|jump| jump.1).sum();
-    Observation {
-        now: Moment {
-            ns: to_bytes((CLOCK_START_S + at_s + jumped_s).max(0.0) * 1e9),
-        },
-        host: Some(HostMemory {
-            total_bytes: machine.host_bytes,
-            available_bytes: memory.host_available_bytes(machine, pinned_bytes),
-        }),
-        cgroup: machine.cgroup_bytes.map(|limit_bytes| CgroupMemory {
-            limit_bytes,
-            available_bytes: Memory::cgroup_available_bytes(machine, limit_bytes, pinned_bytes),
-        }),
-        pressure: Some(Pressure {
-            some_total_us: to_bytes(memory.stall_s * 1e6),
-            full_total_us: 0,
-            direct_reclaim_pages: Some(memory.direct_reclaim_pages),
-            psi_absent: false,
-        }),
-        locks: LockLimits {
-            memlock_bytes: None,
-            locked_elsewhere_bytes: machine.dense_bytes,
-            map_budget_bytes: None,
-        },
-        faults: Some(Faults {
-            major: engine.major_faults,
-        }),
-        engine: Some(engine.totals),
-        stall_known: true,
-        decode_counts: Some(&engine.decode_counts),
-        prefill_counts: None,
-        residence: engine.store.residence(),
-        held: engine.store.held(),
+/// What the sensors of memory say.
+#[derive(Clone, Copy, Debug)]
+struct Said {
+    host: HostMemory,
+    cgroup: Option<CgroupMemory>,
+    pressure: Pressure,
+}
+
+impl Default for Said {
+    fn default() -> Self {
+        Self {
+            host: HostMemory {
+                total_bytes: 0,
+                available_bytes: 0,
+            },
+            cgroup: None,
+            pressure: Pressure::default(),
+        }
+    }
+}
+
+impl Said {
+    fn now(scenario: &Scenario, engine: &Engine<'_>) -> Self {
+        let machine = &scenario.machine;
+        let memory: &Memory = &engine.memory;
+        let pinned_bytes = engine.store.pinned_bytes();
+        Self {
+            host: HostMemory {
+                total_bytes: machine.host_bytes,
+                available_bytes: memory.host_available_bytes(machine, pinned_bytes),
+            },
+            cgroup: machine.cgroup_bytes.map(|limit_bytes| CgroupMemory {
+                limit_bytes,
+                available_bytes: Memory::cgroup_available_bytes(machine, limit_bytes, pinned_bytes),
+            }),
+            pressure: Pressure {
+                some_total_us: to_bytes(memory.stall_s * 1e6),
+                full_total_us: 0,
+                direct_reclaim_pages: Some(memory.direct_reclaim_pages),
+                psi_absent: false,
+            },
+        }
     }
 }

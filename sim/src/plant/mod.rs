@@ -5,8 +5,10 @@
 //! [`hotpin_controllers::Observation`] made from the simulated machine, and its decision is carried out as the live
 //! governor does it. docs/sim.md says what is left out.
 
+mod disturbance;
 mod engine;
 mod governor;
+mod hardware;
 mod memory;
 mod report;
 mod routing;
@@ -16,6 +18,10 @@ mod store;
 pub use report::{Report, TickRecord};
 pub use routing::{Routing, Synthetic};
 pub use schedule::Schedule;
+
+pub use disturbance::{Disturbances, Sensor};
+pub use hardware::{Calibrated, CalibratedError};
+pub use store::Keeper;
 
 pub(crate) use engine::PinQueue;
 pub(crate) use store::{Access, Store};
@@ -53,6 +59,14 @@ pub struct Machine {
     pub own_refault_share: f64,
     /// Time to compute one token with everything resident, seconds.
     pub compute_s: f64,
+    /// Bandwidth of page faults with the kernel's readahead, as `off` reads: bytes used per second.
+    pub readahead_bytes_per_s: f64,
+    /// Until the first page of an expert has faulted in so, seconds.
+    pub readahead_latency_s: f64,
+    /// Locking a resident byte, seconds of a core that the engine lacks meanwhile.
+    pub lock_s_per_byte: f64,
+    /// The same for unlocking.
+    pub unlock_s_per_byte: f64,
 }
 
 /// A run of the closed loop.
@@ -70,10 +84,12 @@ pub struct Scenario {
     pub routing: Routing,
     /// Starting profile: expert counts by flat id.
     pub profile: Option<Vec<f32>>,
-    /// Seconds at which the sensors' clock jumps, and by how many.
-    pub clock_jumps: Vec<(f64, f64)>,
+    /// What goes wrong, and when.
+    pub disturbances: Disturbances,
     /// Length, seconds of virtual time.
     pub duration_s: f64,
+    /// The run ends after so many tokens, if that is sooner.
+    pub most_tokens: Option<u64>,
     /// Time between ticks, seconds.
     pub tick_s: f64,
     /// Seed of everything random.
@@ -105,9 +121,6 @@ pub enum ScenarioError {
         /// Experts of the scenario's model.
         experts: usize,
     },
-    /// `off` leaves residency to the kernel's readahead, which the plant does not model.
-    #[error("policy off is not simulated: the plant does not model fault readahead")]
-    Off,
     /// The policy could not be built.
     #[error(transparent)]
     Build(#[from] BuildError),
@@ -119,11 +132,12 @@ impl Scenario {
     /// # Errors
     /// When the scenario or its options are refused.
     pub fn run_kind(&self, kind: PolicyKind) -> Result<Report, ScenarioError> {
-        if kind == PolicyKind::Off {
-            return Err(ScenarioError::Off);
-        }
         let mut policy = build(kind, &self.shape, &self.config, self.profile.as_deref())?;
-        self.run(policy.as_mut())
+        let keeper = match kind {
+            PolicyKind::Off | PolicyKind::Fetch | PolicyKind::Static => Keeper::Kernel,
+            PolicyKind::Lru | PolicyKind::Adaptive => Keeper::Store,
+        };
+        self.run_kept(policy.as_mut(), keeper, kind != PolicyKind::Off)
     }
 
     /// Runs the loop under a policy.
@@ -131,11 +145,22 @@ impl Scenario {
     /// # Errors
     /// When the scenario is refused.
     pub fn run(&self, policy: &mut dyn Policy) -> Result<Report, ScenarioError> {
+        self.run_kept(policy, Keeper::Store, true)
+    }
+
+    /// `fetches` is false for the engine as llama.cpp ships it, which nobody tells what is routed.
+    fn run_kept(
+        &self,
+        policy: &mut dyn Policy,
+        keeper: Keeper,
+        fetches: bool,
+    ) -> Result<Report, ScenarioError> {
         self.check()?;
-        let mut engine = Engine::new(self);
+        let mut engine = Engine::new(self, keeper, fetches);
         let mut governor = Governor::new(self);
         governor.start(policy, &mut engine);
-        while engine.now_s < self.duration_s {
+        let most_tokens = self.most_tokens.unwrap_or(u64::MAX);
+        while engine.now_s < self.duration_s && engine.totals.decode_tokens < most_tokens {
             engine.step();
             governor.catch_up(policy, &mut engine);
         }
@@ -161,6 +186,16 @@ impl Scenario {
             .min(self.shape.total_bytes())
     }
 
+    /// Bytes that the kernel has for experts at the start, reserves not counted.
+    fn room_bytes(&self) -> u64 {
+        let machine = &self.machine;
+        let host_bytes = machine.host_bytes.saturating_sub(self.others.at(0.0));
+        let group_bytes = machine.cgroup_bytes.unwrap_or(u64::MAX);
+        host_bytes
+            .min(group_bytes)
+            .saturating_sub(machine.dense_bytes)
+    }
+
     fn check(&self) -> Result<(), ScenarioError> {
         let machine = &self.machine;
         let positive = [
@@ -170,6 +205,7 @@ impl Scenario {
             ("fault_bytes_per_s", machine.fault_bytes_per_s),
             ("reclaim_bytes_per_s", machine.reclaim_bytes_per_s),
             ("compute_s", machine.compute_s),
+            ("readahead_bytes_per_s", machine.readahead_bytes_per_s),
         ];
         for (name, value) in positive {
             if !(value.is_finite() && value > 0.0) {

@@ -71,6 +71,7 @@ pub(super) struct Totals {
     pub pressure_s: f64,
     pub major_faults: u64,
     pub fetch_bytes: u64,
+    pub elapsed_s: f64,
 }
 
 impl Totals {
@@ -84,7 +85,8 @@ impl Totals {
             stall_s: totals.stall_ns as f64 / 1e9,
             pressure_s: engine.memory.stall_s,
             major_faults: engine.major_faults,
-            fetch_bytes: totals.fetch_bytes,
+            fetch_bytes: engine.read_bytes,
+            elapsed_s: engine.now_s,
         }
     }
 
@@ -98,6 +100,7 @@ impl Totals {
             pressure_s: self.pressure_s - last.pressure_s,
             major_faults: self.major_faults - last.major_faults,
             fetch_bytes: self.fetch_bytes - last.fetch_bytes,
+            elapsed_s: self.elapsed_s - last.elapsed_s,
         }
     }
 }
@@ -131,7 +134,7 @@ pub struct Report {
     pub reversals: usize,
     /// Bytes ordered locked after the first tick.
     pub bytes_churned: u64,
-    /// Bytes fetched for misses.
+    /// Bytes read for what the engine missed.
     pub bytes_fetched: u64,
     /// Major faults of the engine.
     pub major_faults: u64,
@@ -164,7 +167,7 @@ impl Report {
             policy,
             seed: scenario.seed,
             tokens: totals.tokens,
-            tok_s: totals.tokens as f64 / scenario.duration_s,
+            tok_s: totals.tokens as f64 / totals.elapsed_s,
             hit_ratio: ratio(totals.hits, totals.accesses),
             max_overshoot_bytes: ticks.iter().map(overshoot).max().unwrap_or(0),
             overshoot_ticks: most_lag(|tick| tick.capacity_before_bytes),

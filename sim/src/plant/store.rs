@@ -2,7 +2,7 @@
 //!
 //! Follows the live store `mapped`: transit is evicted by rank when a fetch exceeds the budget, a
 //! routed expert's rank rises at once, and the books may call an expert resident that the kernel
-//! has reclaimed.
+//! has reclaimed. Under the policies that leave transit to the kernel the books know pins only.
 
 use hotpin_controllers::{ExpertId, Held, ModelShape, Residence};
 
@@ -12,11 +12,22 @@ const EVICT_AHEAD_SHARE: u64 = 64;
 /// Factor on the rank of an expert for each use until the policy's ranks are published again.
 const USE_RANK: f32 = 1.4;
 
+/// Who keeps transit within its budget, as in the live store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keeper {
+    /// The kernel, by last use: the books call everything absent that is not locked.
+    Kernel,
+    /// The store, by the policy's ranks.
+    Store,
+}
+
 /// What a routed expert cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     /// It was there.
     Hit,
+    /// It was there, and the books did not know.
+    Cached,
     /// The books said so, the kernel had dropped it: it faults in page by page.
     Phantom,
     /// It must be fetched; `before` when it had been resident at some time.
@@ -26,8 +37,12 @@ pub(crate) enum Access {
 /// Residency of every expert.
 #[derive(Debug)]
 pub(crate) struct Store {
+    keeper: Keeper,
     bytes: Vec<u64>,
     residence: Vec<Residence>,
+    /// Absent by the books, and in the page cache.
+    cached: Vec<bool>,
+    unbooked_bytes: u64,
     /// Transit by the books that the kernel dropped.
     gone: Vec<bool>,
     last_use: Vec<u64>,
@@ -41,7 +56,7 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    pub fn new(shape: &ModelShape) -> Self {
+    pub fn new(shape: &ModelShape, keeper: Keeper) -> Self {
         let experts = shape.total_experts();
         let bytes = (0..shape.layers()).flat_map(|layer| {
             let count = shape.experts_in(layer) as usize;
@@ -49,7 +64,10 @@ impl Store {
         });
         Self {
             bytes: bytes.collect(),
+            keeper,
             residence: vec![Residence::Absent; experts],
+            cached: vec![false; experts],
+            unbooked_bytes: 0,
             gone: vec![false; experts],
             last_use: vec![0; experts],
             uses: 0,
@@ -59,6 +77,24 @@ impl Store {
             transit_bytes: 0,
             gone_bytes: 0,
             victims: Vec::new(),
+        }
+    }
+
+    /// Loading read the whole file in order: what fits of its end is in the page cache. A store that
+    /// keeps transit drops it, the kernel keeps it.
+    pub fn load(&mut self, room_bytes: u64) {
+        if self.keeper == Keeper::Store {
+            return;
+        }
+        for id in (0..self.bytes.len())
+            .rev()
+            .filter_map(|id| u32::try_from(id).ok())
+        {
+            let id = ExpertId(id);
+            if self.unbooked_bytes + self.bytes(id) > room_bytes {
+                return;
+            }
+            self.enter_cache(id);
         }
     }
 
@@ -81,7 +117,7 @@ impl Store {
 
     /// Transit that is really in memory.
     pub fn cached_bytes(&self) -> u64 {
-        self.transit_bytes - self.gone_bytes
+        self.transit_bytes - self.gone_bytes + self.unbooked_bytes
     }
 
     pub fn held(&self) -> Held {
@@ -115,6 +151,11 @@ impl Store {
                 Access::Phantom
             }
             Residence::Transit => Access::Hit,
+            Residence::Absent if self.cached[index] => Access::Cached,
+            Residence::Absent if self.keeper == Keeper::Kernel => {
+                self.enter_cache(id);
+                Access::Miss { before }
+            }
             Residence::Absent => {
                 self.residence[index] = Residence::Transit;
                 self.transit_bytes += self.bytes[index];
@@ -125,10 +166,12 @@ impl Store {
 
     /// Whether an expert is really in memory.
     pub fn is_resident(&self, id: ExpertId) -> bool {
-        self.residence[id.index()] != Residence::Absent && !self.gone[id.index()]
+        let index = id.index();
+        self.cached[index] || self.residence[index] != Residence::Absent && !self.gone[index]
     }
 
-    /// Evicts the lowest-ranked transit until it fits beside the pins, sparing `keep`.
+    /// Evicts the lowest-ranked transit until it fits beside the pins, sparing `keep`. What the kernel
+    /// keeps is not in transit by the books.
     pub fn evict(&mut self, keep: &[u32]) {
         let budget_bytes = self.capacity_bytes.saturating_sub(self.pinned_bytes);
         if self.transit_bytes <= budget_bytes {
@@ -157,7 +200,10 @@ impl Store {
         match self.residence[id.index()] {
             Residence::Pinned => return false,
             Residence::Transit => self.leave_transit(id, Residence::Pinned),
-            Residence::Absent => self.residence[id.index()] = Residence::Pinned,
+            Residence::Absent => {
+                self.leave_cache(id.index());
+                self.residence[id.index()] = Residence::Pinned;
+            }
         }
         self.pinned_bytes += self.bytes(id);
         true
@@ -168,16 +214,24 @@ impl Store {
         if self.residence[id.index()] != Residence::Pinned {
             return false;
         }
-        self.residence[id.index()] = Residence::Transit;
         self.pinned_bytes -= self.bytes(id);
-        self.transit_bytes += self.bytes(id);
+        match self.keeper {
+            Keeper::Kernel => {
+                self.residence[id.index()] = Residence::Absent;
+                self.enter_cache(id);
+            }
+            Keeper::Store => {
+                self.residence[id.index()] = Residence::Transit;
+                self.transit_bytes += self.bytes(id);
+            }
+        }
         true
     }
 
     /// Whether pinning the expert has to read it.
     pub fn must_read(&self, id: ExpertId) -> bool {
         match self.residence[id.index()] {
-            Residence::Absent => true,
+            Residence::Absent => !self.cached[id.index()],
             Residence::Transit => self.gone[id.index()],
             Residence::Pinned => false,
         }
@@ -187,7 +241,10 @@ impl Store {
     /// books are not told. Returns what was dropped.
     pub fn reclaim(&mut self, wanted_bytes: u64) -> u64 {
         let mut order: Vec<usize> = (0..self.residence.len())
-            .filter(|&index| self.residence[index] == Residence::Transit && !self.gone[index])
+            .filter(|&index| {
+                self.cached[index]
+                    || self.residence[index] == Residence::Transit && !self.gone[index]
+            })
             .collect();
         order.sort_unstable_by_key(|&index| self.last_use[index]);
         let mut freed_bytes = 0;
@@ -195,9 +252,13 @@ impl Store {
             if freed_bytes >= wanted_bytes {
                 break;
             }
+            freed_bytes += self.bytes[index];
+            if self.cached[index] {
+                self.leave_cache(index);
+                continue;
+            }
             self.gone[index] = true;
             self.gone_bytes += self.bytes[index];
-            freed_bytes += self.bytes[index];
         }
         freed_bytes
     }
@@ -208,6 +269,17 @@ impl Store {
             if self.gone[index] {
                 self.leave_transit(ExpertId(id), Residence::Absent);
             }
+        }
+    }
+
+    fn enter_cache(&mut self, id: ExpertId) {
+        self.cached[id.index()] = true;
+        self.unbooked_bytes += self.bytes(id);
+    }
+
+    fn leave_cache(&mut self, index: usize) {
+        if std::mem::take(&mut self.cached[index]) {
+            self.unbooked_bytes -= self.bytes[index];
         }
     }
 

@@ -3,7 +3,7 @@
 //! What is pinned and what is in transit have the meaning that they have in RAM: pins are the
 //! policy's choice, transit is what misses brought in, ranked by the policy until it is evicted.
 
-use crate::plant::{Access, PinQueue, Store, to_bytes};
+use crate::plant::{Access, Keeper, PinQueue, Store, to_bytes};
 use hotpin_controllers::{
     AdaptiveConfig, BuildError, Decision, EngineTotals, ExpertId, LockLimits, ModelShape, Moment,
     Observation, Policy, PolicyKind, build,
@@ -55,7 +55,7 @@ impl Tier {
         config.targeting.churn_bytes_per_s = churn_bytes;
         config.targeting.churn_burst_bytes = churn_bytes;
         let mut tier = Self {
-            store: Store::new(shape),
+            store: Store::new(shape, Keeper::Store),
             pins: PinQueue::default(),
             policy: build(plan.kind, shape, &config, plan.profile)?,
             decision: Decision::default(),

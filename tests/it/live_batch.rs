@@ -128,7 +128,7 @@ fn the_routing_of_all_sequences_comes_in_one_call_a_layer() {
     let mut session = Session::new(loaded.model, &options(), true).expect("session");
     session.warm_up().expect("warm-up");
     let calls = Calls::default();
-    session.route_to(Box::new(calls.clone()));
+    session.route_to(Box::new(calls.clone()), None);
     session
         .decode_prompt(0, 0, &tokens[..8], true)
         .expect("prompt");

@@ -185,11 +185,12 @@ pub(super) fn total_ram() -> Option<u64> {
     procfs::Meminfo::current().ok().map(|m| m.mem_total)
 }
 
-/// Maps and loads a model, with a progress bar on a terminal.
-pub(super) fn load(path: &Path) -> Result<(ModelMap, Model)> {
+/// Maps a model, with a progress bar on a terminal. A model whose experts a store will fetch is not
+/// read for that; `policy` off loads as llama.cpp does.
+pub(super) fn load(path: &Path, policy: PolicyKind) -> Result<(ModelMap, Model)> {
     let map = ModelMap::open(path)?;
     let bar = bar("loading");
-    let model = Model::load(map.path(), |fraction| {
+    let progress = |fraction: f32| {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -197,7 +198,12 @@ pub(super) fn load(path: &Path) -> Result<(ModelMap, Model)> {
         )]
         bar.set_position((fraction * 1000.0) as u64);
         true
-    });
+    };
+    let model = if policy == PolicyKind::Off || !map.is_moe() {
+        Model::load(map.path(), progress)
+    } else {
+        Model::open(map.path(), progress)
+    };
     bar.finish_and_clear();
     Ok((map, model?))
 }

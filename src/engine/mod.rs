@@ -6,7 +6,10 @@
 mod arena;
 pub mod capture;
 pub mod gguf_write;
+mod idle;
 mod log;
+mod lookahead;
+mod mapping;
 mod model;
 mod options;
 mod poison;
@@ -17,6 +20,7 @@ mod tap;
 mod threads;
 
 pub use arena::{ExpertArena, Window};
+pub use lookahead::Guess;
 pub use model::{Model, Token};
 pub use options::{CacheType, EngineOptions, FlashAttention, Poll};
 pub use poison::Poison;

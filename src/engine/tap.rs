@@ -7,6 +7,7 @@
 
 use super::Poison;
 use super::arena::{ExpertArena, Rebinder};
+use super::idle::IdleExperts;
 use llama_cpp_sys_4 as sys;
 use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -105,6 +106,7 @@ pub(super) struct Tap {
     rebinder: Option<Rebinder>,
     /// Name of the node that was asked about last, while learning.
     before: String,
+    idle: IdleExperts,
     experts: Vec<i32>,
     batch_tokens: usize,
     last: Instant,
@@ -129,6 +131,7 @@ impl Tap {
             sink: None,
             rebinder: None,
             before: String::new(),
+            idle: IdleExperts::default(),
             experts: Vec::new(),
             batch_tokens: 0,
             last: Instant::now(),
@@ -166,6 +169,7 @@ impl Tap {
 
     /// Marks the end of a decode that failed.
     pub(super) fn abandon(&mut self) {
+        self.idle.restore();
         if let Some(sink) = &mut self.sink {
             sink.abandoned();
         }
@@ -173,6 +177,7 @@ impl Tap {
 
     /// Marks the end of a decode that began `decode_ns` ago.
     pub(super) fn end(&mut self, tokens: usize, decode_ns: u64) {
+        self.idle.restore();
         let since = nanos(self.last);
         if let Some(sink) = &mut self.sink {
             sink.decoded(tokens, since, decode_ns);
@@ -184,6 +189,7 @@ impl Tap {
         match self.phase {
             Phase::Learning => {
                 self.learn(node);
+                self.idle.spare(node);
                 self.before.clear();
                 self.before
                     .push_str(&String::from_utf8_lossy(name_of(node)));
@@ -307,6 +313,12 @@ impl Tap {
             Some(rebinder) => rebinder.routed(block, &self.experts, top_k, tokens),
             None => Ok(()),
         });
+        if answer.is_ok()
+            && tokens == 1
+            && let Some(rebinder) = &mut self.rebinder
+        {
+            rebinder.look_ahead(block, node);
+        }
         self.last = Instant::now();
         if let Err(cause) = answer {
             self.poison.set(cause);

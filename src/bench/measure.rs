@@ -81,9 +81,13 @@ fn run(request: &ChildRequest) -> Result<ChildResult> {
     }
     let started = Instant::now();
     let map = ModelMap::open(&request.model)?;
-    let model = Model::load(map.path(), |_| true)?;
     let options = rig_options(request, &map)?;
     let policy = options.policy;
+    let model = if policy == PolicyKind::Off || !map.is_moe() {
+        Model::load(map.path(), |_| true)
+    } else {
+        Model::open(map.path(), |_| true)
+    }?;
     let mut rig = Rig::assemble(&model, &map, options, &mut |_, _| {})?;
     let load_s = started.elapsed().as_secs_f64();
     let mut meter = Meter::new();

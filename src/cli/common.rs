@@ -180,18 +180,23 @@ pub(super) fn read_control(path: Option<&Path>) -> Result<AdaptiveConfig> {
     toml::from_str(&text).with_context(what)
 }
 
-/// Maps and loads a model, with a progress bar on a terminal.
-pub(super) fn load(path: &Path) -> Result<(ModelMap, Model)> {
+/// Maps a model, with a progress bar on a terminal. A model whose experts a store will fetch is not
+/// read for that; `policy` off loads as llama.cpp does.
+pub(super) fn load(path: &Path, policy: PolicyKind) -> Result<(ModelMap, Model)> {
     let map = ModelMap::open(path)?;
-    let model = load_watched(&map, &mut |_| true)?;
+    let model = load_watched(&map, policy, &mut |_| true)?;
     Ok((map, model))
 }
 
 /// Loads a mapped model, with a progress bar on a terminal. `watch` is told the part that is done, 0
 /// to 1, and returns false to stop.
-pub(super) fn load_watched(map: &ModelMap, watch: &mut dyn FnMut(f32) -> bool) -> Result<Model> {
+pub(super) fn load_watched(
+    map: &ModelMap,
+    policy: PolicyKind,
+    watch: &mut dyn FnMut(f32) -> bool,
+) -> Result<Model> {
     let bar = bar("loading");
-    let model = Model::load(map.path(), |fraction| {
+    let progress = |fraction: f32| {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -199,7 +204,12 @@ pub(super) fn load_watched(map: &ModelMap, watch: &mut dyn FnMut(f32) -> bool) -
         )]
         bar.set_position((fraction * 1000.0) as u64);
         watch(fraction)
-    });
+    };
+    let model = if policy == PolicyKind::Off || !map.is_moe() {
+        Model::load(map.path(), progress)
+    } else {
+        Model::open(map.path(), progress)
+    };
     bar.finish_and_clear();
     Ok(model?)
 }

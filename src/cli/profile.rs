@@ -7,6 +7,7 @@ use crate::profile::Profile;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use hotpin_controllers::ModelShape;
+use hotpin_controllers::PolicyKind;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -33,7 +34,7 @@ pub(super) struct ProfileArgs {
 }
 
 pub(super) fn execute(args: &ProfileArgs) -> Result<ExitCode> {
-    let (map, model) = common::load(&args.model)?;
+    let (map, model) = common::load(&args.model, PolicyKind::Off)?;
     ensure!(
         map.is_moe(),
         "{} is a dense model: it has no experts to count",

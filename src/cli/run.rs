@@ -110,7 +110,7 @@ pub(super) fn execute(args: &RunArgs) -> Result<ExitCode> {
     // Before the model is loaded, which may take minutes.
     args.control.control()?;
     let text = args.prompt_text()?;
-    let (map, model) = common::load(&args.model)?;
+    let (map, model) = common::load(&args.model, args.control.policy)?;
     let tokens = args.tokens(&model, &text)?;
     let options = args.control.rig_options(args.engine.options(), &map)?;
     let mut rig = common::assemble(&model, &map, options)?;

@@ -184,7 +184,7 @@ fn serve(
     options: RigOptions,
     template: Option<&str>,
 ) -> Result<()> {
-    let loaded = common::load_watched(map, &mut |fraction| {
+    let loaded = common::load_watched(map, options.policy, &mut |fraction| {
         app.enter(Phase::Loading {
             step: "loading",
             fraction,

@@ -7,6 +7,7 @@
 //! are, so routing weights and expert biases, which are looked up by expert, stay right, and other
 //! contexts over the same model are not touched.
 
+use super::lookahead::{Guess, Lookahead};
 use super::tap::{ExpertOp, Learned, name_of};
 use llama_cpp_sys_4 as sys;
 use std::collections::HashMap;
@@ -32,6 +33,16 @@ pub trait ExpertArena: Send + Sync + std::fmt::Debug {
 
     /// Whether reads into this tensor's part of the routed experts are still under way.
     fn is_pending(&self, block: u32, tensor: &str) -> bool;
+
+    /// How many layers ahead guesses are wanted now; 0 for none.
+    fn looks_ahead(&self) -> usize {
+        0
+    }
+
+    /// Is told what a coming layer will probably choose, best guess first.
+    fn foresee(&self, block: u32, guesses: &[Guess]) {
+        let _ = (block, guesses);
+    }
 
     /// Waits until this tensor's part of every routed expert has been read.
     ///
@@ -67,6 +78,7 @@ pub(super) struct Rebinder {
     indices: HashMap<u32, Indices>,
     /// Uses of the block that was routed last, in graph order, that were not met yet.
     coming: std::ops::Range<usize>,
+    lookahead: Lookahead,
 }
 
 impl Rebinder {
@@ -103,6 +115,7 @@ impl Rebinder {
             by_tensor,
             indices,
             coming: 0..0,
+            lookahead: Lookahead::new(),
         }
     }
 
@@ -149,6 +162,17 @@ impl Rebinder {
             .count();
         self.coming = first..first + count;
         Ok(())
+    }
+
+    /// Tells the arena what the next layers will probably choose. For one token: a batch uses nearly
+    /// everything anyway.
+    pub(super) fn look_ahead(&mut self, block: u32, choice: &sys::ggml_tensor) {
+        self.lookahead.learn(block, choice);
+        for ahead in 1..=self.arena.looks_ahead() {
+            if let Some((block, guesses)) = self.lookahead.guess(block, choice, ahead) {
+                self.arena.foresee(block, guesses);
+            }
+        }
     }
 
     /// Whether the graph should be cut after `node`, because the next node needs bytes that are

@@ -8,7 +8,10 @@ mod batch;
 pub mod capture;
 pub mod chat;
 pub mod gguf_write;
+mod idle;
 mod log;
+mod lookahead;
+mod mapping;
 mod model;
 mod options;
 mod poison;
@@ -20,6 +23,7 @@ mod threads;
 
 pub use arena::{ExpertArena, Window};
 pub use batch::Row;
+pub use lookahead::Guess;
 pub use model::{Model, Token};
 pub use options::{CacheType, EngineOptions, FlashAttention, Poll};
 pub use poison::Poison;

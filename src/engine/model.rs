@@ -1,7 +1,7 @@
 //! A loaded model: weights mapped from the file, vocabulary and chat template.
 
 use super::chat::{Chat, ChatRequest};
-use super::{EngineError, log};
+use super::{EngineError, log, mapping};
 use llama_cpp_4::llama_backend::LlamaBackend;
 use llama_cpp_4::model::{AddBos, LlamaModel, Special};
 use llama_cpp_4::token::LlamaToken;
@@ -35,7 +35,17 @@ pub struct Model {
 }
 
 impl Model {
+    /// Maps a model as [`Self::load`] does, without reading it: what is used is read when it is used,
+    /// or fetched by a store.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn open(path: &Path, progress: impl FnMut(f32) -> bool) -> Result<Self, EngineError> {
+        mapping::on_demand(|| Self::load(path, progress))
+    }
+
     /// Maps and loads a model, without weight repacking (repacked weights would leave the mapping).
+    /// llama.cpp reads the whole file meanwhile.
     ///
     /// `progress` is told the fraction done and returns `false` to stop.
     ///

@@ -7,6 +7,7 @@
 
 use super::Poison;
 use super::arena::{ExpertArena, Rebinder};
+use super::idle::IdleExperts;
 use llama_cpp_sys_4 as sys;
 use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -124,6 +125,7 @@ pub(super) struct Tap {
     rebinder: Option<Rebinder>,
     /// Name of the node that was asked about last, while learning.
     before: String,
+    idle: IdleExperts,
     experts: Vec<i32>,
     batch_tokens: usize,
     watching: bool,
@@ -150,6 +152,7 @@ impl Tap {
             sink: None,
             rebinder: None,
             before: String::new(),
+            idle: IdleExperts::default(),
             experts: Vec::new(),
             batch_tokens: 0,
             watching: false,
@@ -191,6 +194,7 @@ impl Tap {
 
     /// Marks the end of a decode that failed.
     pub(super) fn abandon(&mut self) {
+        self.idle.restore();
         if let Some(sink) = &mut self.sink {
             sink.abandoned();
         }
@@ -198,6 +202,7 @@ impl Tap {
 
     /// Marks the end of a decode that began `decode_ns` ago.
     pub(super) fn end(&mut self, tokens: usize, decode_ns: u64) {
+        self.idle.restore();
         let since = nanos(self.last);
         if let Some(sink) = &mut self.sink {
             sink.decoded(self.pass, tokens, since, decode_ns);
@@ -209,6 +214,7 @@ impl Tap {
         match self.phase {
             Phase::Learning => {
                 self.learn(node);
+                self.idle.spare(node);
                 self.before.clear();
                 self.before
                     .push_str(&String::from_utf8_lossy(name_of(node)));
@@ -334,6 +340,12 @@ impl Tap {
             Some(rebinder) => rebinder.routed(block, &self.experts, top_k, tokens),
             None => Ok(()),
         });
+        if answer.is_ok()
+            && tokens == 1
+            && let Some(rebinder) = &mut self.rebinder
+        {
+            rebinder.look_ahead(block, node);
+        }
         self.last = Instant::now();
         if let Err(cause) = answer {
             self.poison.set(cause);

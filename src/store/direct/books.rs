@@ -178,7 +178,8 @@ impl Books {
         match self.states[index] {
             State::Absent => return,
             State::Pinned => self.pinned_bytes -= self.bytes[index],
-            State::Loading | State::Transit => self.transit_bytes -= self.bytes[index],
+            State::Loading => {}
+            State::Transit => self.transit_bytes -= self.bytes[index],
         }
         let pool = &mut self.pools[usize::from(self.classes[index])];
         pool.free.insert(self.slots[index]);
@@ -213,13 +214,13 @@ impl Books {
         pool.owners[slot as usize] = id.0;
         self.slots[id.index()] = slot;
         self.states[id.index()] = State::Loading;
-        self.transit_bytes += self.bytes[id.index()];
     }
 
     /// Marks an expert that was being read as resident.
     pub(super) fn loaded(&mut self, id: ExpertId) {
         if self.states[id.index()] == State::Loading {
             self.states[id.index()] = State::Transit;
+            self.transit_bytes += self.bytes[id.index()];
         }
     }
 

@@ -11,18 +11,20 @@
 mod arena;
 mod books;
 mod files;
+mod foresight;
 mod geometry;
 mod reader;
 
 use self::books::{Books, State};
 use self::files::ModelFiles;
+use self::foresight::{Foresight, MOST_OUTSTANDING};
 use self::geometry::Geometry;
 use self::reader::{Done, Read, Reader};
 use super::layout::Layout;
 use super::mapped::{dense_ranges, lock_dense_ranges};
 use super::pages;
 use super::{DenseLock, ExpertStore, Fetched, StoreError};
-use crate::engine::{ExpertArena, Learned, Window};
+use crate::engine::{ExpertArena, Guess, Learned, Window};
 use crate::model::ModelMap;
 use hotpin_controllers::{ExpertId, Held, Residence};
 use nix::errno::Errno;
@@ -116,6 +118,7 @@ struct Engine {
     left: Vec<u8>,
     /// Why a read failed, by expert.
     failed: Vec<(ExpertId, String)>,
+    foresight: Foresight,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -171,6 +174,7 @@ impl DirectStore {
                 pending: vec![false; experts * geometry.most_parts],
                 left: vec![0; experts],
                 failed: Vec::new(),
+                foresight: Foresight::default(),
             }),
             loader: Mutex::new(loader),
             books: Mutex::new(books),
@@ -350,6 +354,31 @@ impl DirectStore {
         outcome.map_err(|cause| StoreError::Load { cause })
     }
 
+    /// Reads an expert ahead if it is not resident, the guess is trusted and the disk has time.
+    fn weigh(&self, engine: &mut Engine, layer: usize, id: ExpertId, guess: &Guess) {
+        let mut books = lock(&self.books);
+        let wanted = books.state(id) == State::Absent
+            && engine.foresight.weigh(layer, id, guess)
+            && engine.reader.outstanding() < MOST_OUTSTANDING;
+        if !wanted {
+            return;
+        }
+        books.make_room(id, 1, &|index| self.rank(index));
+        if !books.has_room(id) {
+            return;
+        }
+        books.take_slot(id);
+        let Some(address) = books.address(id) else {
+            return;
+        };
+        drop(books);
+        for part in 0..self.geometry.parts(id) {
+            self.queue(&mut engine.reader, id, part, address);
+            engine.pending[id.index() * self.geometry.most_parts + part] = true;
+            engine.left[id.index()] += 1;
+        }
+    }
+
     fn not_locked(&self, id: ExpertId, books: &Books) -> StoreError {
         let bytes = self.geometry.shape.bytes(id);
         self.shortfall_bytes.fetch_add(bytes, Relaxed);
@@ -392,6 +421,10 @@ impl ExpertStore for DirectStore {
         {
             let mut books = lock(&self.books);
             books.use_only(experts);
+            if let Some(&first) = experts.first() {
+                let layer = self.geometry.shape.layer_of(first);
+                engine.foresight.judge(layer, experts);
+            }
             for &id in experts {
                 self.raise_rank(id);
                 match books.state(id) {
@@ -590,6 +623,34 @@ impl ExpertArena for DirectStore {
                 .routed
                 .iter()
                 .any(|id| engine.pending[id.index() * self.geometry.most_parts + part])
+    }
+
+    fn looks_ahead(&self) -> usize {
+        Foresight::layers(lock(&self.engine).reader.outstanding())
+    }
+
+    fn foresee(&self, block: u32, guesses: &[Guess]) {
+        let Some(layer) = self
+            .geometry
+            .layer_of_block
+            .get(block as usize)
+            .copied()
+            .flatten()
+        else {
+            return;
+        };
+        let mut engine = lock(&self.engine);
+        let engine = &mut *engine;
+        for guess in guesses {
+            let index = u32::try_from(guess.expert)
+                .ok()
+                .filter(|&index| index < self.geometry.shape.experts_in(layer));
+            if let Some(index) = index {
+                self.weigh(engine, layer, self.geometry.shape.id(layer, index), guess);
+            }
+        }
+        // A failure to start is met again when the reads are waited for.
+        let _ = engine.reader.start();
     }
 
     fn wait(&self, _block: u32, tensor: &str) -> Result<(), String> {

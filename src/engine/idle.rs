@@ -1,0 +1,70 @@
+//! Warm-up without experts: what it computes is thrown away, so no expert needs to be read for it.
+//!
+//! ggml writes zeros for a row whose expert index is -1. While the graph is learned, every node that
+//! multiplies by routed experts gets such a list in place of the router's choice; afterwards the
+//! choice is put back, since llama.cpp uses the same graph again.
+
+use llama_cpp_sys_4 as sys;
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
+/// A list of indices that names no expert.
+struct NoExperts {
+    /// What `_tensor` points to.
+    _indices: Vec<i32>,
+    /// What nodes point to.
+    _tensor: Box<sys::ggml_tensor>,
+}
+
+/// The nodes that were changed.
+#[derive(Default)]
+pub(super) struct IdleExperts {
+    changed: Vec<(NonNull<sys::ggml_tensor>, *mut sys::ggml_tensor)>,
+    lists: Vec<NoExperts>,
+}
+
+impl IdleExperts {
+    /// Spares a node its experts, if it multiplies by any.
+    pub(super) fn spare(&mut self, node: &mut sys::ggml_tensor) {
+        if node.op != sys::GGML_OP_MUL_MAT_ID {
+            return;
+        }
+        let choice = node.src[2];
+        // SAFETY: sources of a scheduled node are null or valid for the life of the graph.
+        let Some(chosen) = (unsafe { choice.as_ref() }) else {
+            return;
+        };
+        let (Ok(width), Ok(rows)) = (usize::try_from(chosen.ne[0]), usize::try_from(chosen.ne[1]))
+        else {
+            return;
+        };
+        let mut indices = vec![-1_i32; width * rows];
+        let row_bytes = width * size_of::<i32>();
+        let mut tensor = Box::new(*chosen);
+        tensor.op = sys::GGML_OP_NONE;
+        tensor.view_src = std::ptr::null_mut();
+        tensor.nb = [
+            size_of::<i32>(),
+            row_bytes,
+            row_bytes * rows,
+            row_bytes * rows,
+        ];
+        tensor.data = indices.as_mut_ptr().cast::<c_void>();
+        node.src[2] = &raw mut *tensor;
+        self.changed.push((NonNull::from(node), choice));
+        self.lists.push(NoExperts {
+            _indices: indices,
+            _tensor: tensor,
+        });
+    }
+
+    /// Puts the choices back. Called when the decode has ended, with its graph still in place.
+    pub(super) fn restore(&mut self) {
+        for (mut node, choice) in self.changed.drain(..) {
+            // SAFETY: the graph of the decode that has just ended stays in memory until llama.cpp
+            // builds the next one, and nothing else uses it now.
+            unsafe { node.as_mut() }.src[2] = choice;
+        }
+        self.lists.clear();
+    }
+}

@@ -6,6 +6,7 @@ and has answered nothing yet."""
 import json
 import os
 import pathlib
+import re
 import sys
 import threading
 import time
@@ -139,6 +140,7 @@ def the_map_has_every_expert(page):
     told = api(f"/api/explain/{rows - 1}/{columns - 1}")
     expect(page.locator("#explain")).to_contain_text(f"of {total:,}")
     expect(page.locator("#explain")).to_contain_text(told["text"].split(" (")[0])
+    expect(page.locator("#explain")).to_contain_text(re.compile(r"it is \d+\.\d s now"))
 
 
 def pause_really_pauses(page):
@@ -230,6 +232,8 @@ def keyboard_is_enough(page):
     page.locator("#chart").focus()
     page.keyboard.press("ArrowLeft")
     expect(page.locator("#chart-says")).to_contain_text("ago: capacity")
+    page.evaluate("document.activeElement.blur()")
+    expect(page.locator("#chart-says")).to_contain_text("Now: capacity")
 
 
 def with_a_real_model(browser):
@@ -335,6 +339,17 @@ def a_lost_server_is_named_and_found_again(browser):
     stub.stop()
 
 
+def a_loop_that_ended_is_named(browser):
+    stub = Stub(PAGE, layers=2, experts=8)
+    page = Watched(browser, stub.address + "/")
+    expect(page.locator("#link")).to_have_text("live")
+    expect(page.locator("#failed")).to_be_hidden()
+    stub.failed = "the tick panicked"
+    expect(page.locator("#failed")).to_contain_text("the tick panicked")
+    page.done()
+    stub.stop()
+
+
 def without_regulation_or_key(browser):
     stub = Stub(PAGE, governed=False, controls=False)
     page = Watched(browser, stub.address + "/")
@@ -355,7 +370,7 @@ os.makedirs(folder, exist_ok=True)
 with sync_playwright() as playwright:
     chrome = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
     for check in [with_a_real_model, with_15000_experts, hostile_text_stays_text,
-                  a_lost_server_is_named_and_found_again, without_regulation_or_key]:
+                  a_lost_server_is_named_and_found_again, a_loop_that_ended_is_named, without_regulation_or_key]:
         check(chrome)
         print("dashboard:", check.__name__, "ok", flush=True)
     chrome.close()

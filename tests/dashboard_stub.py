@@ -20,7 +20,7 @@ class Stub:
         self.residence = ["."] * (layers * experts)
         self.score = ["A"] * (layers * experts)
         self.move(layers * experts)
-        self.started, self.number, self.stopping = time.monotonic(), 0, False
+        self.started, self.number, self.stopping, self.failed = time.monotonic(), 0, False, None
         stub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -71,6 +71,8 @@ class Stub:
             "requests": {"queued": 0, "running": 1, "finished": 1, "cancelled": 0, "failed": 0, "refused": 0,
                          "prompt_tokens": 9, "cached_tokens": 0, "generated_tokens": n},
         }
+        if self.failed:
+            tick["failed"] = self.failed
         if experts and self.governed:
             tick["experts"] = {"residence": "".join(self.residence), "score": "".join(self.score)}
         return tick

@@ -64,6 +64,7 @@ test: tiny build
 	HOTPIN_TEST_DENSE="$(DENSE)" HOTPIN_TEST_MOE="$(TINY)" \
 		cargo test --release --workspace --no-fail-fast
 	@scripts/test-clients.sh "$(TINY)" "$(CACHE)/clients"
+	@scripts/test-dashboard.sh "$(TINY)" "$(CACHE)/browser" "$(OUT)"
 
 lint: setup toolchain wasm
 	cargo fmt --all --check

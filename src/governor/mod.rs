@@ -260,6 +260,8 @@ impl Loop {
         let why = "the governor's tick panicked; everything was unlocked and the session goes on without control";
         tracing::error!("{why}");
         lock(&self.shared.status).failed = Some(why.to_owned());
+        // Whoever waits for a tick is told that there will be none.
+        self.shared.ticks.send_modify(|_| ());
         false
     }
 

@@ -121,6 +121,18 @@ fn monitor(ready: &Ready) -> Result<&Monitor, ApiError> {
     })
 }
 
+/// The monitor of a loop that still runs: an order to one that has ended would be taken in silence.
+fn steerable(ready: &Ready) -> Result<&Monitor, ApiError> {
+    let monitor = monitor(ready)?;
+    match monitor.status().failed {
+        Some(why) => Err(
+            ApiError::plain(StatusCode::CONFLICT, "invalid_request_error", why)
+                .with_code("loop_ended"),
+        ),
+        None => Ok(monitor),
+    }
+}
+
 /// `POST /api/control/pause` and `/resume`
 pub(super) async fn pause(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     set_paused(&app, true)
@@ -133,7 +145,7 @@ pub(super) async fn resume(State(app): State<Arc<App>>) -> Result<Response, ApiE
 
 fn set_paused(app: &App, paused: bool) -> Result<Response, ApiError> {
     let ready = app.ready()?;
-    monitor(&ready)?.pause(paused);
+    steerable(&ready)?.pause(paused);
     tracing::info!("control was {}", if paused { "paused" } else { "resumed" });
     Ok(axum::Json(json!({"paused": paused})).into_response())
 }
@@ -152,7 +164,7 @@ pub(super) async fn capacity(
     body: Body,
 ) -> Result<Response, ApiError> {
     let ready = app.ready()?;
-    let monitor = monitor(&ready)?;
+    let monitor = steerable(&ready)?;
     let body = read_body(&app, body).await?;
     let bad = |message: String| ApiError::invalid("bytes", message);
     let order: CapacityOrder = serde_json::from_slice(&body.bytes)

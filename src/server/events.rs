@@ -37,6 +37,7 @@ pub(super) async fn events(
         with_experts: query.experts,
         last: None,
         source: None,
+        failed: false,
     };
     Ok(Sse::new(ticks).keep_alive(KeepAlive::new()).into_response())
 }
@@ -53,13 +54,19 @@ struct Ticks {
     with_experts: bool,
     last: Option<ExpertMap>,
     source: Option<Source>,
+    /// The governor's loop has ended, and ticks no more.
+    failed: bool,
 }
 
 impl Ticks {
-    /// The governor's ticks once there are any, the clock's until then.
+    /// The governor's ticks while there are any, the clock's before and after.
     fn source(&mut self) -> &mut Source {
         let governed = matches!(self.source, Some(Source::Governor(_)));
-        if !governed
+        if self.failed {
+            if governed {
+                self.source = None;
+            }
+        } else if !governed
             && let Phase::Ready(ready) = self.app.phase()
             && let Some(monitor) = &ready.monitor
         {
@@ -72,6 +79,7 @@ impl Ticks {
 
     fn message(&mut self) -> sse::Event {
         let mut tick = tick(&self.app, self.with_experts);
+        self.failed = tick.failed.is_some();
         if tick.experts == self.last {
             tick.experts = None;
         } else {

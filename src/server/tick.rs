@@ -22,6 +22,9 @@ pub struct Tick {
     pub tick: Option<Entry>,
     /// What holds the pressure ceiling down, while something does.
     pub pressure_cause: Option<PressureCause>,
+    /// Why the loop ended, when it did before it was asked to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
     /// Whether the pinned set is frozen.
     pub paused: bool,
     /// The ceiling on capacity set by a control, bytes; absent when none was set.
@@ -132,6 +135,7 @@ pub(super) fn tick(app: &App, with_experts: bool) -> Tick {
         uptime_s: app.started.elapsed().as_secs_f64(),
         tick: status.and_then(|s| s.entry.clone()),
         pressure_cause: status.and_then(|s| s.decision.pressure_cause),
+        failed: status.and_then(|s| s.failed.clone()),
         paused: monitor.is_some_and(Monitor::is_paused),
         set_capacity_bytes: status.and_then(|s| s.limit),
         totals: RunningTotals {

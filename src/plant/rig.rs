@@ -156,7 +156,7 @@ impl<'m> Rig<'m> {
             .slices()
             .len()
             .div_ceil(map.shape().total_experts().max(1));
-        let made = make_store(map, learned, layout, &options)?;
+        let made = make_store(map, learned, &options)?;
         let dense_locked_bytes = match made.dense {
             DenseLock::Locked(bytes) => bytes,
             DenseLock::Skipped => 0,
@@ -211,38 +211,36 @@ struct Made {
     notes: Vec<String>,
 }
 
-/// Makes the store that was asked for.
-#[expect(
-    unsafe_code,
-    reason = "only here is it known that the model outlives the store"
-)]
-fn make_store(
-    map: &ModelMap,
-    learned: &Learned,
-    layout: Layout,
-    options: &RigOptions,
-) -> Result<Made, StoreError> {
+/// Makes the store that was asked for. `Auto` takes `direct` where this machine lets it read and lock
+/// as it is meant to, and else `mapped`, which needs neither.
+fn make_store(map: &ModelMap, learned: &Learned, options: &RigOptions) -> Result<Made, RigError> {
     let piece_bytes = readahead_request_bytes(&Roots::default(), map.path())
         .ok()
         .and_then(|bytes| usize::try_from(bytes).ok())
         .unwrap_or(UNKNOWN_DEVICE_PIECE_BYTES);
-    if options.store == StoreKind::Direct {
-        // SAFETY: the mapping belongs to the model, which the rig's lifetime keeps alive longer than
-        // the session; the store is dropped with the rig, after the governor's thread was joined.
-        let (store, dense) =
-            unsafe { DirectStore::new(map, learned, layout, options.direct, piece_bytes) }?;
-        let notes = store.notes().to_vec();
-        let store = Arc::new(store);
-        let arena: Arc<dyn ExpertArena> = Arc::clone(&store) as _;
-        return Ok(Made {
-            store,
-            arena: Some(arena),
-            kind: StoreKind::Direct,
-            dense,
-            notes,
-        });
-    }
-    // SAFETY: as above.
+    let why = match options.store {
+        StoreKind::Mapped => None,
+        StoreKind::Direct => return Ok(make_direct(map, learned, options, piece_bytes)?),
+        StoreKind::Auto => match make_direct(map, learned, options, piece_bytes) {
+            Ok(made) if made.notes.is_empty() && matches!(made.dense, DenseLock::Locked(_)) => {
+                return Ok(made);
+            }
+            Ok(made) => Some(match made.dense {
+                DenseLock::Failed(error) => error.to_string(),
+                DenseLock::Locked(_) | DenseLock::Skipped => made.notes.join("; "),
+            }),
+            Err(error) => Some(error.to_string()),
+        },
+    };
+    let notes =
+        why.map(|why| format!("store mapped, since direct would not do its best here: {why}"));
+    let layout = Layout::new(map, learned)?;
+    #[expect(
+        unsafe_code,
+        reason = "only here is it known that the model outlives the store"
+    )]
+    // SAFETY: the mapping belongs to the model, which the rig's lifetime keeps alive longer than the
+    // session; the store is dropped with the rig, after the governor's thread was joined.
     let (store, dense) =
         unsafe { MappedStore::new(layout, keeper_of(options.policy), true, piece_bytes) };
     Ok(Made {
@@ -250,6 +248,34 @@ fn make_store(
         arena: None,
         kind: StoreKind::Mapped,
         dense,
-        notes: Vec::new(),
+        notes: notes.into_iter().collect(),
+    })
+}
+
+fn make_direct(
+    map: &ModelMap,
+    learned: &Learned,
+    options: &RigOptions,
+    piece_bytes: usize,
+) -> Result<Made, StoreError> {
+    let layout = Layout::new(map, learned).map_err(|e| StoreError::Open {
+        cause: e.to_string(),
+    })?;
+    #[expect(
+        unsafe_code,
+        reason = "only here is it known that the model outlives the store"
+    )]
+    // SAFETY: as in `make_store`.
+    let (store, dense) =
+        unsafe { DirectStore::new(map, learned, layout, options.direct, piece_bytes) }?;
+    let notes = store.notes().to_vec();
+    let store = Arc::new(store);
+    let arena: Arc<dyn ExpertArena> = Arc::clone(&store) as _;
+    Ok(Made {
+        store,
+        arena: Some(arena),
+        kind: StoreKind::Direct,
+        dense,
+        notes,
     })
 }

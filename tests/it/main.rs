@@ -5,6 +5,7 @@ mod client;
 mod demo_model;
 mod gguf_writer;
 mod live_batch;
+mod live_chat;
 mod live_cli;
 mod live_direct;
 mod live_engine;

@@ -10,6 +10,7 @@ mod writer;
 
 pub use chat_request::ChatCall;
 pub use completion_request::{CompletionCall, Prompt};
+pub use delta::Deltas;
 pub use error::ApiError;
 pub use sampling::Common;
 pub use writer::{ChatWriter, Head, TextWriter, Writer};

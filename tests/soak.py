@@ -1,0 +1,78 @@
+"""Clients that change topic against a running server: no error, flat memory, token times.
+
+Usage: soak.py http://ADDRESS PID TOKENS [CLIENTS]; texts are those of workload/.
+"""
+import json
+import pathlib
+import sys
+import threading
+import time
+import urllib.request
+
+address, pid, wanted = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+clients = int(sys.argv[4]) if len(sys.argv) > 4 else 2
+texts = sorted((pathlib.Path(__file__).parent.parent / "workload").glob("*.txt"))
+lock = threading.Lock()
+done, failures, memory = 0, [], []
+
+
+def resident_kb():
+    for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1])
+    raise SystemExit("no RssAnon")
+
+
+def ask(client, turn):
+    global done
+    text = texts[turn * len(texts) // turns % len(texts)].read_text()
+    begin = (turn * 977 + client * 311) % max(1, len(text) - 400)
+    body = {"prompt": text[begin : begin + 400], "max_tokens": 64, "temperature": 0.7, "seed": turn, "stream": True,
+            "stream_options": {"include_usage": True}}
+    request = urllib.request.Request(address + "/v1/completions", json.dumps(body).encode(),
+                                     {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=600) as response:
+        lines = [line for line in response.read().decode().splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "data: [DONE]", lines[-1]
+    usage = json.loads(lines[-2][6:])["usage"]
+    with lock:
+        done += usage["completion_tokens"]
+        memory.append((done, resident_kb()))
+
+
+def work(client):
+    for turn in range(turns):
+        if done >= wanted:
+            return
+        try:
+            ask(client, turn)
+        except Exception as error:
+            failures.append(repr(error))
+            return
+
+
+def quantile(text, share):
+    buckets = []
+    for line in text.splitlines():
+        if line.startswith("hotpin_decode_token_seconds_bucket"):
+            buckets.append((line.split('"')[1], float(line.rsplit(" ", 1)[1])))
+    return next(bound for bound, count in buckets if count >= share * buckets[-1][1])
+
+
+turns = max(len(texts), wanted // 64 // clients + 1)
+began = time.monotonic()
+threads = [threading.Thread(target=work, args=(client,)) for client in range(clients)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+took = time.monotonic() - began
+with urllib.request.urlopen(address + "/metrics") as response:
+    metrics = response.read().decode()
+early = [kb for tokens, kb in memory if tokens <= wanted // 4][-1:]
+print(f"{done} tokens over {len(texts)} texts by {clients} clients in {took:.0f} s: {done / took:.1f} tok/s")
+print(f"token time p50 <= {quantile(metrics, 0.5)} s, p99 <= {quantile(metrics, 0.99)} s")
+print(f"anonymous memory {early} kB after a quarter, {memory[-1][1]} kB at the end")
+assert not failures, failures
+assert done >= wanted, done
+assert early and memory[-1][1] < early[0] * 1.1 + 4096, "memory grows"

@@ -8,7 +8,7 @@
 //! V = sigmoid(w . features + q . context)
 //! ```
 //!
-//! of seven numbers that are shared by all experts (`w`: bias, the square roots of three decayed
+//! of six numbers that are shared by all experts (`w`: bias, the square roots of three decayed
 //! routing rates, the logarithm of idleness, affinity to the present context) and, for each expert, a
 //! weight on each dimension of the context (`q`).
 //!
@@ -212,6 +212,11 @@ impl NextUse {
     #[must_use]
     pub fn order(&self) -> &[f32] {
         &self.order
+    }
+
+    /// [`NextUse::order`] of some experts as positive numbers: the discounted chance itself.
+    pub fn ranks(&self, experts: Range<usize>) -> impl Iterator<Item = f32> + '_ {
+        self.order[experts].iter().map(|&order| exp2(order))
     }
 
     /// The shared weights: bias, rates with rising half-life, idleness, affinity.

@@ -11,7 +11,7 @@ pub(crate) fn exp2(x: f32) -> f32 {
     let t = x - (shifted - ROUND);
     // Taylor's series of 2^t within half of 1; the rest is below 2e-8 of the sum.
     let series = 1.0
-        + t * (0.693_147_2
+        + t * (std::f32::consts::LN_2
             + t * (0.240_226_5
                 + t * (0.055_504_11
                     + t * (0.009_618_129 + t * (0.001_333_356 + t * 0.000_154_035_3)))));

@@ -100,3 +100,39 @@ fn a_scenario_reports_every_tick() {
     let table = String::from_utf8(sim("scenario steady", &dir).stdout).unwrap();
     assert!(table.contains("reversals"), "{table}");
 }
+
+/// What `replay --json` says of the trace that ships with the program.
+fn shipped(arguments: &str) -> Vec<serde_json::Value> {
+    let dir = scratch("shipped");
+    let output = sim(&format!("replay --json {arguments}"), &dir);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    json["results"].as_array().unwrap().clone()
+}
+
+#[test]
+fn the_shipped_trace_gives_the_reference_values() {
+    let results = shipped("--policy lru,belady");
+    let ratios: Vec<String> = results
+        .iter()
+        .map(|result| format!("{:.4}", result["hit_ratio"].as_f64().unwrap()))
+        .collect();
+    let expected = [
+        "0.4409", "0.6861", "0.6133", "0.8287", "0.8271", "0.9322", "0.9088", "0.9659",
+    ];
+    assert_eq!(ratios, expected);
+}
+
+#[test]
+fn adaptive_closes_the_gap_on_prompts_that_it_was_not_chosen_on() {
+    let results = shipped("--policy adaptive --prompts odd");
+    for (result, (experts, bar)) in
+        results
+            .iter()
+            .zip([(115, 0.45), (192, 0.50), (307, 0.44), (384, 0.38)])
+    {
+        assert_eq!(result["capacity_experts"], experts);
+        let closed = result["gap_closed"].as_f64().unwrap();
+        assert!(closed >= bar, "{experts}: {closed}");
+    }
+}

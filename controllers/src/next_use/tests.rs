@@ -147,3 +147,27 @@ fn layers_of_any_width_are_served() {
         assert!(value[..experts as usize - 1].iter().all(|v| *v < used));
     }
 }
+
+/// The learner must cost no more than 200 ns an access at 32 experts a layer and top-4; run it alone:
+/// `cargo test --release -p hotpin-controllers next_use -- --ignored --nocapture`.
+#[test]
+#[ignore = "a measurement, which a busy machine fails"]
+fn an_access_costs_little() {
+    const TOKENS: usize = 2000;
+    let shape = ModelShape::uniform(24, 32, 1, 4).unwrap();
+    let mut learner = NextUse::new(&shape, None);
+    let start = std::time::Instant::now();
+    for token in 0..TOKENS {
+        learner.advance(1.0, 1.0);
+        for layer in 0..24 {
+            let mut routings = [0.0; 32];
+            for slot in 0..4 {
+                routings[(token * token + layer * 5 + slot * 8) % 32] = 1.0;
+            }
+            learner.turn(layer, &routings);
+        }
+    }
+    let ns = start.elapsed().as_secs_f64() * 1e9 / (TOKENS * 96) as f64;
+    eprintln!("{ns:.0} ns an access");
+    assert!(ns < 200.0, "{ns}");
+}

@@ -201,7 +201,7 @@ fn a_valid_check_sum_does_not_excuse_bad_records() {
     ] {
         match refused(&[&sound, bad].concat()) {
             TraceError::Record { offset, at, .. } => {
-                assert_eq!((offset, at), (start, 7), "{bad:?}")
+                assert_eq!((offset, at), (start, 7), "{bad:?}");
             }
             other => panic!("{other:?}"),
         }

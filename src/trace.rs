@@ -55,6 +55,7 @@ impl Recorder {
     pub fn create(path: &Path, map: &ModelMap) -> Result<Self, RecordError> {
         let header = TraceHeader {
             model: map.name().to_owned(),
+            architecture: map.architecture().to_owned(),
             shape: map.shape().clone(),
             dense_bytes: map.dense_bytes(),
         };

@@ -12,7 +12,9 @@ pub mod config;
 pub mod decision;
 mod drift;
 pub mod ids;
+pub mod next_use;
 mod num;
+mod numeric;
 pub mod observe;
 mod pins;
 pub mod policy;
@@ -29,6 +31,7 @@ pub use adaptive::Adaptive;
 pub use config::{AdaptiveConfig, Checked, ConfigError};
 pub use decision::{Action, Ceiling, Decision, PinLimit, PressureCause, Reason};
 pub use ids::{ExpertId, ModelShape, Moment, ShapeError};
+pub use next_use::NextUse;
 pub use observe::{
     CgroupMemory, EngineTotals, Faults, Held, HostMemory, LockLimits, Observation, Pressure,
     Residence,

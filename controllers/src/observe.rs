@@ -2,9 +2,10 @@
 //! this machine, or failed this time, is `None` and never a zero.
 
 use crate::ids::Moment;
+use serde::{Deserialize, Serialize};
 
 /// Host memory, from `/proc/meminfo`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostMemory {
     /// `MemTotal`, bytes.
     pub total_bytes: u64,
@@ -13,7 +14,7 @@ pub struct HostMemory {
 }
 
 /// The tightest cgroup level above us that has a limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CgroupMemory {
     /// The limit of that level, bytes (`memory.max`, or `memory.high` when lower, or v1's
     /// `limit_in_bytes`).
@@ -25,7 +26,7 @@ pub struct CgroupMemory {
 /// Memory-pressure totals. All are running totals; controllers take differences.
 ///
 /// The whole is `None` in [`Observation`] when neither PSI nor the reclaim counters can be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Pressure {
     /// PSI `some` of memory: microseconds in which at least one task stalled on memory.
     pub some_total_us: u64,
@@ -40,7 +41,7 @@ pub struct Pressure {
 }
 
 /// What the system allows us to lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LockLimits {
     /// `RLIMIT_MEMLOCK`, bytes; `None` when unlimited or when `CAP_IPC_LOCK` is held.
     pub memlock_bytes: Option<u64>,
@@ -52,7 +53,7 @@ pub struct LockLimits {
 }
 
 /// Engine totals. All are running totals since load.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct EngineTotals {
     /// Tokens decoded one batch row at a time.
     pub decode_tokens: u64,
@@ -71,7 +72,7 @@ pub struct EngineTotals {
 }
 
 /// Major faults of our process, running totals.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Faults {
     /// All major faults (`majflt` of `/proc/self/stat`).
     pub major: u64,
@@ -91,7 +92,7 @@ pub enum Residence {
 }
 
 /// What the store holds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
     /// Bytes of locked experts.
     pub pinned_bytes: u64,

@@ -2,20 +2,34 @@
 //! a CSV file with the columns `repetition`, `n_tokens` and `offset_tokens`.
 
 use hotpin_controllers::trace::{Phase, TraceEncoder, TraceError, TraceHeader};
+use liblzma::read::XzDecoder;
+use std::io::{self, Read};
 use std::ops::Range;
 
 /// What an xz file begins with.
 const XZ_MAGIC: [u8; 6] = [0xfd, b'7', b'z', b'X', b'Z', 0];
 
+/// Most bytes of raw ids that a compressed file may hold.
+pub const MOST_RAW_BYTES: u64 = 4 << 30;
+
 /// Most experts a layer whose indices fit a byte.
 const MOST_EXPERTS: u32 = 256;
 
 /// Why raw ids or their segments were refused.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum ImportError {
-    /// The file is compressed.
-    #[error("the raw ids are compressed with xz; decompress them first: xz -dk FILE.xz")]
-    Compressed,
+    /// The compressed file does not decompress.
+    #[error("the file is compressed with xz and damaged: {source}")]
+    Compressed {
+        /// What the decompressor says.
+        source: io::Error,
+    },
+    /// The compressed file holds too much.
+    #[error("the compressed file holds more than {most} bytes")]
+    TooLong {
+        /// The most that is read.
+        most: u64,
+    },
     /// The size is not a whole number of tokens.
     #[error(
         "{bytes} bytes are not a whole number of tokens of {token_bytes} bytes (layers x top-k)"
@@ -84,6 +98,8 @@ pub struct Segment {
     pub tokens: Range<usize>,
     /// A degenerate loop, better left out of measurements.
     pub repetition: bool,
+    /// Where the prompt came from: the columns `dataset` and `category`, as far as they exist.
+    pub label: String,
 }
 
 /// Reads the segments of `tokens` raw tokens from CSV text. Other columns are ignored.
@@ -101,6 +117,10 @@ pub fn segments(csv: &str, tokens: usize) -> Result<Vec<Segment>, ImportError> {
     };
     let repetition = column("repetition")?;
     let (count, offset) = (column("n_tokens")?, column("offset_tokens")?);
+    let label: Vec<usize> = ["dataset", "category"]
+        .into_iter()
+        .filter_map(|name| column(name).ok())
+        .collect();
     lines
         .filter(|(_, line)| !line.trim().is_empty())
         .map(|(number, line)| {
@@ -121,34 +141,50 @@ pub fn segments(csv: &str, tokens: usize) -> Result<Vec<Segment>, ImportError> {
             Ok(Segment {
                 tokens: start..end,
                 repetition: row.truth(repetition, "repetition")?,
+                label: label
+                    .iter()
+                    .map(|&at| row.field(at))
+                    .collect::<Vec<_>>()
+                    .join("/"),
             })
         })
         .collect()
 }
 
-/// Encodes raw ids as a trace; of `segments`, those given, in that order.
+/// Encodes raw ids as a trace; of `segments`, those given, in that order, each as a prompt.
 ///
 /// # Errors
-/// When the ids are compressed, of the wrong size, or none of the model's. The model's layers must
-/// be alike, of at most 256 experts.
+/// When the ids are of the wrong size or none of the model's. The model's layers must be alike, of
+/// at most 256 experts.
 pub fn encode(
     header: &TraceHeader,
     raw: &[u8],
-    segments: Option<&[Range<usize>]>,
+    segments: Option<&[Segment]>,
 ) -> Result<Vec<u8>, ImportError> {
     let tokens = token_count(header, raw)?;
-    let whole = 0..tokens;
+    let mut encoder = TraceEncoder::new(header)?.compact();
+    let Some(segments) = segments else {
+        push_tokens(&mut encoder, header, raw, 0..tokens)?;
+        return Ok(encoder.finish());
+    };
+    for segment in segments {
+        encoder.prompt(&segment.label)?;
+        push_tokens(&mut encoder, header, raw, segment.tokens.clone())?;
+    }
+    Ok(encoder.finish())
+}
+
+fn push_tokens(
+    encoder: &mut TraceEncoder,
+    header: &TraceHeader,
+    raw: &[u8],
+    tokens: Range<usize>,
+) -> Result<(), ImportError> {
     let shape = &header.shape;
     let (experts, top_k) = (shape.experts_in(0), shape.top_k_in(0) as usize);
     let token_bytes = shape.routed_per_token() as usize;
-    let mut encoder = TraceEncoder::new(header)?;
     let mut routed = Vec::with_capacity(token_bytes);
-    for token in segments
-        .unwrap_or(std::slice::from_ref(&whole))
-        .iter()
-        .cloned()
-        .flatten()
-    {
+    for token in tokens {
         let start = token * token_bytes;
         let ids = &raw[start..start + token_bytes];
         routed.clear();
@@ -165,21 +201,38 @@ pub fn encode(
         }
         encoder.push(Phase::Decode, &routed)?;
     }
-    Ok(encoder.finish())
+    Ok(())
+}
+
+/// The ids of a file: itself, or what it holds when it is compressed with xz.
+///
+/// # Errors
+/// When it is damaged or holds more than [`MOST_RAW_BYTES`].
+pub fn unpack(file: Vec<u8>) -> Result<Vec<u8>, ImportError> {
+    if !file.starts_with(&XZ_MAGIC) {
+        return Ok(file);
+    }
+    let mut raw = Vec::new();
+    let most = MOST_RAW_BYTES;
+    XzDecoder::new_multi_decoder(file.as_slice())
+        .take(most + 1)
+        .read_to_end(&mut raw)
+        .map_err(|source| ImportError::Compressed { source })?;
+    if raw.len() as u64 > most {
+        return Err(ImportError::TooLong { most });
+    }
+    Ok(raw)
 }
 
 /// Tokens in the raw ids of a model whose layers are alike.
 ///
 /// # Errors
-/// When the ids are compressed or of the wrong size, or the model has too many experts a layer.
+/// When the ids are of the wrong size, or the model has too many experts a layer.
 pub fn token_count(header: &TraceHeader, raw: &[u8]) -> Result<usize, ImportError> {
     let experts = header.shape.experts_in(0);
     let token_bytes = header.shape.routed_per_token() as usize;
     if experts > MOST_EXPERTS {
         return Err(ImportError::TooManyExperts { experts });
-    }
-    if raw.starts_with(&XZ_MAGIC) {
-        return Err(ImportError::Compressed);
     }
     if !raw.len().is_multiple_of(token_bytes) {
         return Err(ImportError::PartialToken {
@@ -257,6 +310,7 @@ mod tests {
     fn header() -> TraceHeader {
         TraceHeader {
             model: "m".to_owned(),
+            architecture: String::new(),
             dense_bytes: 0,
             shape: ModelShape::uniform(2, 4, 1, 2).unwrap(),
         }
@@ -269,12 +323,14 @@ mod tests {
             .unwrap()
             .into_iter()
             .filter(|segment| !segment.repetition)
-            .map(|segment| segment.tokens)
             .collect();
-        assert_eq!(kept, [0..2, 3..4]);
+        let kept_tokens: Vec<_> = kept.iter().map(|s| s.tokens.clone()).collect();
+        assert_eq!(kept_tokens, [0..2, 3..4]);
         let trace = Trace::decode(&encode(&header(), &raw, Some(&kept)).unwrap()).unwrap();
         assert_eq!(trace.tokens(), 3);
         assert_eq!(trace.token(2), [3, 0, 7, 4]);
+        let begins: Vec<_> = trace.prompts().iter().map(|(at, _)| *at).collect();
+        assert_eq!(begins, [0, 2]);
         assert_eq!(
             Trace::decode(&encode(&header(), &raw, None).unwrap())
                 .unwrap()
@@ -286,7 +342,9 @@ mod tests {
     #[test]
     fn bad_input_is_named() {
         let message = |raw: &[u8]| encode(&header(), raw, None).unwrap_err().to_string();
-        assert!(message(b"\xfd7zXZ\0..").contains("xz -dk"));
+        let torn = unpack(b"\xfd7zXZ\0..".to_vec()).unwrap_err().to_string();
+        assert!(torn.contains("damaged"), "{torn}");
+        assert_eq!(unpack(vec![1, 2]).unwrap(), [1, 2]);
         assert!(message(&[0; 5]).contains("5 bytes"));
         assert!(message(&[0, 1, 2, 3, 0, 1, 2, 4]).contains("byte 7"));
         assert!(message(&[0, 1, 2, 2]).contains("byte 3"));

@@ -68,7 +68,7 @@ fn refusals_say_what_to_do() {
     );
     assert_eq!(compressed.status.code(), Some(1));
     assert!(
-        stderr(&compressed).contains("xz -dk"),
+        stderr(&compressed).contains("damaged"),
         "{}",
         stderr(&compressed)
     );
@@ -78,7 +78,7 @@ fn refusals_say_what_to_do() {
     assert!(stderr(&foreign).contains("not a hotpin trace"));
     for usage in [
         "replay --trace a.xz --policy best",
-        "replay --trace a.xz --capacity 2GiB",
+        "replay --trace a.xz --capacity 2GB2",
         "scenario flood",
         "",
     ] {
@@ -117,4 +117,40 @@ fn whatif_answers_in_json_and_refuses_by_name() {
     fs::write(dir.join("m.toml"), "name = \"m\"\nlayers = 0\n").unwrap();
     let broken = sim("whatif --model m.toml", &dir);
     assert!(stderr(&broken).contains("m.toml"), "{}", stderr(&broken));
+}
+
+/// What `replay --json` says of the trace that ships with the program.
+fn shipped(arguments: &str) -> Vec<serde_json::Value> {
+    let dir = scratch("shipped");
+    let output = sim(&format!("replay --json {arguments}"), &dir);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    json["results"].as_array().unwrap().clone()
+}
+
+#[test]
+fn the_shipped_trace_gives_the_reference_values() {
+    let results = shipped("--policy lru,belady");
+    let ratios: Vec<String> = results
+        .iter()
+        .map(|result| format!("{:.4}", result["hit_ratio"].as_f64().unwrap()))
+        .collect();
+    let expected = [
+        "0.4409", "0.6861", "0.6133", "0.8287", "0.8271", "0.9322", "0.9088", "0.9659",
+    ];
+    assert_eq!(ratios, expected);
+}
+
+#[test]
+fn adaptive_closes_the_gap_on_prompts_that_it_was_not_chosen_on() {
+    let results = shipped("--policy adaptive --prompts odd");
+    for (result, (experts, bar)) in
+        results
+            .iter()
+            .zip([(115, 0.45), (192, 0.50), (307, 0.44), (384, 0.38)])
+    {
+        assert_eq!(result["capacity_experts"], experts);
+        let closed = result["gap_closed"].as_f64().unwrap();
+        assert!(closed >= bar, "{experts}: {closed}");
+    }
 }

@@ -448,6 +448,7 @@ fn a_trace_routes_the_plant() {
     let mut scenario = Named::Steady.scenario(1);
     let header = TraceHeader {
         model: String::new(),
+        architecture: String::new(),
         dense_bytes: 0,
         shape: scenario.shape.clone(),
     };

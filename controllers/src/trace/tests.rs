@@ -1,9 +1,11 @@
+use super::wire::crc32;
 use super::*;
 use proptest::prelude::*;
 
 fn header() -> TraceHeader {
     TraceHeader {
         model: "tiny".to_owned(),
+        architecture: "toy".to_owned(),
         dense_bytes: 77,
         shape: ModelShape::new(vec![4, 300], vec![10, 20], vec![2, 1]).unwrap(),
     }
@@ -45,6 +47,39 @@ fn what_goes_in_comes_out() {
 }
 
 #[test]
+fn prompts_and_ticks_stand_where_they_were_recorded() {
+    let tick = Tick {
+        now: crate::Moment { ns: 5 },
+        host: None,
+        cgroup: None,
+        pressure: None,
+        locks: crate::LockLimits {
+            memlock_bytes: Some(9),
+            locked_elsewhere_bytes: 0,
+            map_budget_bytes: None,
+        },
+        faults: None,
+        engine: Some(crate::EngineTotals {
+            hits: 7,
+            ..crate::EngineTotals::default()
+        }),
+        held: crate::Held::default(),
+        decision: crate::Decision::default(),
+    };
+    let mut encoder = TraceEncoder::new(&header()).unwrap();
+    encoder.prompt("one").unwrap();
+    encoder.push(Phase::Decode, &[0, 1, 4]).unwrap();
+    encoder.tick(&tick).unwrap();
+    encoder.prompt("").unwrap();
+    encoder.push(Phase::Decode, &[1, 2, 5]).unwrap();
+    assert!(encoder.prompt(&"x".repeat(70_000)).is_err());
+    let trace = Trace::decode(&encoder.compact().finish()).unwrap();
+    assert_eq!(trace.prompts(), [(0, "one".to_owned()), (1, String::new())]);
+    assert_eq!(trace.ticks(), [(1, tick)]);
+    assert_eq!(trace.tokens(), 2);
+}
+
+#[test]
 fn every_flipped_bit_and_every_cut_is_noticed() {
     let whole = encoded(20);
     for at in 0..whole.len() {
@@ -59,13 +94,64 @@ fn every_flipped_bit_and_every_cut_is_noticed() {
 }
 
 #[test]
+fn a_crash_costs_no_more_than_the_last_block() {
+    let mut encoder = TraceEncoder::new(&header()).unwrap();
+    let mut ends = vec![];
+    let mut bytes = vec![];
+    for block in 0..4 {
+        for token in 0..10 {
+            encoder
+                .push(Phase::Decode, &[token % 4, (token + 1) % 4, 4 + block])
+                .unwrap();
+        }
+        encoder.flush();
+        bytes.extend(encoder.take());
+        ends.push(bytes.len());
+    }
+    for cut in ends[0]..bytes.len() {
+        let (trace, ended) = Trace::recover(&bytes[..cut]).unwrap();
+        let whole = ends.iter().filter(|&&end| end <= cut).count();
+        assert_eq!(trace.tokens(), 10 * whole, "cut at {cut}");
+        assert_eq!(ended.is_none(), ends.contains(&cut));
+        if let Some(error) = ended {
+            assert!(
+                error
+                    .to_string()
+                    .contains(&format!("offset {}", ends[whole - 1])),
+                "{error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_trace_may_come_in_pieces_of_any_size() {
+    let whole = encoded(3000);
+    let expected = Trace::decode(&whole).unwrap();
+    for size in [1, 7, 1000, 100_000] {
+        let mut decoder = TraceDecoder::default();
+        let mut trace = Trace::empty(header());
+        for piece in whole.chunks(size) {
+            decoder.feed(piece);
+            if matches!(decoder.header(), Err(TraceError::Truncated { .. })) {
+                continue;
+            }
+            while decoder.block(&mut trace).unwrap() {}
+        }
+        assert_eq!(trace, expected);
+        assert!(decoder.unfinished().is_none());
+    }
+}
+
+#[test]
 fn refusals_name_the_offset() {
     assert_eq!(Trace::decode(b"GGUF...."), Err(TraceError::Foreign));
     let whole = encoded(3);
+    let start = encoded(0).len();
     let cut = Trace::decode(&whole[..whole.len() - 1]).unwrap_err();
     assert!(
         cut.to_string()
-            .contains(&format!("offset {}", whole.len() - 4)),
+            .contains(&format!("offset {start}: 1 bytes")),
         "{cut}"
     );
     let mut newer = whole.clone();
@@ -83,22 +169,58 @@ fn refusals_name_the_offset() {
     );
 }
 
+/// A block as the encoder frames it, around records of its own.
+fn framed(records: &[u8]) -> Vec<u8> {
+    let mut block = Vec::new();
+    let length = u32::try_from(records.len()).unwrap().to_le_bytes();
+    block.extend(length.iter().chain(&length).chain(&[0]).chain(records));
+    let check = crc32(&block);
+    block.extend(check.to_le_bytes());
+    block
+}
+
 #[test]
-fn a_valid_check_sum_does_not_excuse_bad_ids() {
-    let whole = encoded(1);
+fn a_valid_check_sum_does_not_excuse_bad_records() {
     let start = encoded(0).len();
-    // count u32, phase u8, then u16 ids.
-    for (at, value) in [(4, 7), (5, 4), (7, 0)] {
-        let mut bad = whole.clone();
-        bad[start + at] = value;
-        let end = bad.len() - 4;
-        let check = crc32(&bad[start..end]);
-        bad[end..].copy_from_slice(&check.to_le_bytes());
-        match Trace::decode(&bad) {
-            Err(TraceError::Value { offset, .. }) => assert_eq!(offset, start + at),
+    let refused = |records: &[u8]| {
+        let mut bytes = encoded(0);
+        bytes.extend(framed(records));
+        let (trace, error) = Trace::recover(&bytes).unwrap();
+        assert_eq!(trace.tokens(), 0, "a block counts whole or not at all");
+        error.unwrap()
+    };
+    // A sound token first: phase u8, then u16 ids.
+    let sound = [0, 0, 0, 1, 0, 0, 0];
+    for bad in [
+        &[7][..],
+        &[0, 4, 0, 0, 0, 0, 0],
+        &[0, 1, 0, 1, 0, 0, 0],
+        &[0, 1, 0],
+        &[2, 5, 0, b'a'],
+        &[3, 2, 0, 0, 0, b'{', b'}'],
+    ] {
+        match refused(&[&sound, bad].concat()) {
+            TraceError::Record { offset, at, .. } => {
+                assert_eq!((offset, at), (start, 7), "{bad:?}");
+            }
             other => panic!("{other:?}"),
         }
     }
+    let mut unknown = encoded(0);
+    let mut block = framed(&sound);
+    block[8] = 200;
+    let end = block.len() - 4;
+    let check = crc32(&block[..end]);
+    block[end..].copy_from_slice(&check.to_le_bytes());
+    unknown.extend(block);
+    let error = Trace::decode(&unknown).unwrap_err();
+    assert_eq!(
+        error,
+        TraceError::Codec {
+            offset: start,
+            codec: 200
+        }
+    );
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 const MAGIC: [u8; 8] = *b"HOTPINTR";
 /// The version that is written, and the only one that is read.
-pub(super) const VERSION: u16 = 1;
+pub(super) const VERSION: u16 = 2;
 /// Most MoE layers that a trace may have.
 const MAX_LAYERS: u32 = 4096;
 /// Bytes of one layer in the header.
@@ -66,16 +66,21 @@ const fn id_bytes(experts: u32) -> usize {
 pub(super) fn encode_header(header: &TraceHeader) -> Result<Vec<u8>, TraceError> {
     let shape = &header.shape;
     let too_large = |part, value, most| TraceError::TooLarge { part, value, most };
-    let name_bytes = u16::try_from(header.model.len())
-        .map_err(|_| too_large("a model name", header.model.len(), usize::from(u16::MAX)))?;
     let layers = u32::try_from(shape.layers())
         .ok()
         .filter(|&layers| layers > 0 && layers <= MAX_LAYERS)
         .ok_or_else(|| too_large("a layer count", shape.layers(), MAX_LAYERS as usize))?;
     let mut out = MAGIC.to_vec();
     out.extend_from_slice(&VERSION.to_le_bytes());
-    out.extend_from_slice(&name_bytes.to_le_bytes());
-    out.extend_from_slice(header.model.as_bytes());
+    for (part, name) in [
+        ("a model name", &header.model),
+        ("an architecture", &header.architecture),
+    ] {
+        let bytes = u16::try_from(name.len())
+            .map_err(|_| too_large(part, name.len(), usize::from(u16::MAX)))?;
+        out.extend_from_slice(&bytes.to_le_bytes());
+        out.extend_from_slice(name.as_bytes());
+    }
     out.extend_from_slice(&header.dense_bytes.to_le_bytes());
     out.extend_from_slice(&layers.to_le_bytes());
     for layer in 0..shape.layers() {
@@ -89,22 +94,17 @@ pub(super) fn encode_header(header: &TraceHeader) -> Result<Vec<u8>, TraceError>
 }
 
 pub(super) fn decode_header(reader: &mut Reader<'_>) -> Result<TraceHeader, TraceError> {
-    if !reader.bytes.starts_with(&MAGIC) {
+    let known = reader.bytes.len().min(MAGIC.len());
+    if reader.bytes[..known] != MAGIC[..known] {
         return Err(TraceError::Foreign);
     }
-    reader.at = MAGIC.len();
+    reader.take(MAGIC.len(), "magic")?;
     let found = reader.u16("version")?;
     if found != VERSION {
         return Err(TraceError::Version { found });
     }
-    let name_bytes = usize::from(reader.u16("model name length")?);
-    let name_at = reader.at;
-    let name = reader.take(name_bytes, "model name")?;
-    let model = str::from_utf8(name).map_err(|error| TraceError::Value {
-        offset: name_at + error.valid_up_to(),
-        part: "a name that is not UTF-8, valid bytes",
-        value: error.valid_up_to() as u64,
-    })?;
+    let model = reader.text("model name")?;
+    let architecture = reader.text("architecture")?;
     let dense_bytes = reader.u64("dense bytes")?;
     let layers_at = reader.at;
     let layers = reader.u32("layer count")?;
@@ -132,7 +132,8 @@ pub(super) fn decode_header(reader: &mut Reader<'_>) -> Result<TraceHeader, Trac
     let shape = ModelShape::new(experts, expert_bytes, top_k)
         .map_err(|source| TraceError::Shape { offset, source })?;
     Ok(TraceHeader {
-        model: model.to_owned(),
+        model,
+        architecture,
         dense_bytes,
         shape,
     })
@@ -163,7 +164,7 @@ impl<'a> Reader<'a> {
         Ok(array)
     }
 
-    fn u16(&mut self, part: &'static str) -> Result<u16, TraceError> {
+    pub fn u16(&mut self, part: &'static str) -> Result<u16, TraceError> {
         self.array(part).map(u16::from_le_bytes)
     }
 
@@ -175,10 +176,34 @@ impl<'a> Reader<'a> {
         self.array(part).map(u64::from_le_bytes)
     }
 
+    /// A length, and a text of so many bytes.
+    fn text(&mut self, part: &'static str) -> Result<String, TraceError> {
+        let bytes = usize::from(self.u16(part)?);
+        let at = self.at;
+        let text = self.take(bytes, part)?;
+        str::from_utf8(text)
+            .map(str::to_owned)
+            .map_err(|error| TraceError::Value {
+                offset: at + error.valid_up_to(),
+                part: "a name that is not UTF-8, valid bytes",
+                value: error.valid_up_to() as u64,
+            })
+    }
+
     /// Reads a check sum of everything from `start` to here.
     pub fn check(&mut self, start: usize, part: &'static str) -> Result<(), TraceError> {
-        let offset = self.at;
-        let expected = crc32(&self.bytes[start..offset]);
+        self.check_at(start, part, 0)
+    }
+
+    /// The same, where the bytes begin at `base` of the trace.
+    pub fn check_at(
+        &mut self,
+        start: usize,
+        part: &'static str,
+        base: usize,
+    ) -> Result<(), TraceError> {
+        let offset = base + self.at;
+        let expected = crc32(&self.bytes[start..self.at]);
         if self.u32("check sum")? == expected {
             Ok(())
         } else {

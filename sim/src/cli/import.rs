@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, Args)]
 pub struct ImportArgs {
-    /// Raw ids: one byte each, [tokens][layers][top-k], not compressed.
+    /// Raw ids: one byte each, [tokens][layers][top-k], plain or compressed with xz.
     #[arg(long, value_name = "FILE")]
     raw: PathBuf,
     /// MoE layers of the model.
@@ -32,6 +32,9 @@ pub struct ImportArgs {
     /// Name of the model, kept in the trace.
     #[arg(long, value_name = "NAME", default_value = "")]
     model: String,
+    /// Architecture as the model file names it, kept in the trace.
+    #[arg(long, value_name = "NAME", default_value = "")]
+    architecture: String,
     /// Bytes of one expert; hit ratios do not depend on it.
     #[arg(long, value_name = "BYTES", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     expert_bytes: u64,
@@ -46,6 +49,7 @@ pub struct ImportArgs {
 pub fn run(args: &ImportArgs) -> Result<()> {
     let header = TraceHeader {
         model: args.model.clone(),
+        architecture: args.architecture.clone(),
         dense_bytes: args.dense_bytes,
         shape: ModelShape::uniform(
             args.layers as usize,
@@ -54,7 +58,8 @@ pub fn run(args: &ImportArgs) -> Result<()> {
             args.top_k,
         )?,
     };
-    let raw = fs::read(&args.raw).with_context(|| format!("reading {}", args.raw.display()))?;
+    let file = fs::read(&args.raw).with_context(|| format!("reading {}", args.raw.display()))?;
+    let raw = import::unpack(file).with_context(|| args.raw.display().to_string())?;
     let tokens =
         import::token_count(&header, &raw).with_context(|| args.raw.display().to_string())?;
     let kept = args
@@ -65,7 +70,7 @@ pub fn run(args: &ImportArgs) -> Result<()> {
     let trace = import::encode(&header, &raw, kept.as_deref())
         .with_context(|| args.raw.display().to_string())?;
     write_whole(&args.out, &trace)?;
-    let kept_tokens = kept.map_or(tokens, |kept| kept.iter().map(ExactSizeIterator::len).sum());
+    let kept_tokens = kept.map_or(tokens, |kept| kept.iter().map(|s| s.tokens.len()).sum());
     writeln!(
         io::stdout(),
         "{}: {kept_tokens} of {tokens} tokens, {} bytes",
@@ -75,14 +80,13 @@ pub fn run(args: &ImportArgs) -> Result<()> {
     Ok(())
 }
 
-fn kept_segments(path: &Path, tokens: usize, drop: bool) -> Result<Vec<std::ops::Range<usize>>> {
+fn kept_segments(path: &Path, tokens: usize, drop: bool) -> Result<Vec<import::Segment>> {
     let context = || path.display().to_string();
     let text = fs::read_to_string(path).with_context(context)?;
     let segments = import::segments(&text, tokens).with_context(context)?;
     Ok(segments
         .into_iter()
         .filter(|segment| !(drop && segment.repetition))
-        .map(|segment| segment.tokens)
         .collect())
 }
 

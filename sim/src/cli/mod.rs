@@ -1,5 +1,6 @@
 //! The verbs. Exit codes: 0 done, 1 failed, 2 usage.
 
+mod chart;
 mod import;
 mod recorded;
 mod replay;

@@ -4,6 +4,8 @@
 //! A store may do so, since an expert used once need not stay; without it the optimum is lower by
 //! less than .001 on the reference trace.
 
+use super::Tally;
+
 /// An expert that is not used again.
 const NEVER: u32 = u32::MAX;
 
@@ -18,17 +20,17 @@ pub(super) fn next_use(routed: &[u32], experts: usize) -> Vec<u32> {
     uses
 }
 
-/// Hits of the optimum with a cache of `capacity` experts.
-pub(super) fn hits(routed: &[u32], next_use: &[u32], experts: usize, capacity: usize) -> u64 {
+/// The optimum with a cache of `capacity` experts.
+pub(super) fn run(routed: &[u32], next_use: &[u32], experts: usize, capacity: usize) -> Tally {
     // Slots hold the next use of their expert; the slot of an expert is `NEVER` when it has none.
     let mut slot_of = vec![NEVER; experts];
     let mut owner: Vec<u32> = Vec::with_capacity(capacity);
     let mut due: Vec<u32> = Vec::with_capacity(capacity);
-    let mut hits = 0;
+    let mut tally = Tally::default();
     for (&id, &next) in routed.iter().zip(next_use) {
         let slot = slot_of[id as usize];
         if slot != NEVER {
-            hits += 1;
+            tally.hits += 1;
             due[slot as usize] = next;
         } else if due.len() < capacity {
             slot_of[id as usize] = u32::try_from(due.len()).unwrap_or(NEVER);
@@ -43,8 +45,9 @@ pub(super) fn hits(routed: &[u32], next_use: &[u32], experts: usize, capacity: u
                 slot_of[owner[victim] as usize] = NEVER;
                 owner[victim] = id;
                 due[victim] = next;
+                tally.replaced += 1;
             }
         }
     }
-    hits
+    tally
 }

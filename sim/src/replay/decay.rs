@@ -6,17 +6,20 @@
 //! The weight applies to rates (counts over their effective number of tokens), not to raw decayed
 //! counts: on the reference trace the latter gives .676 instead of .685 at 25%.
 
+use super::Tally;
+
 const FAST_HALF_LIFE_TOKENS: f32 = 8.0;
 const SLOW_HALF_LIFE_TOKENS: f32 = 64.0;
 const SLOW_WEIGHT: f32 = 0.5;
 
-/// Hits with a cache of `capacity` experts; `slots` accesses make a token.
-pub(super) fn hits(routed: &[u32], slots: usize, experts: usize, capacity: usize) -> u64 {
+/// A cache of `capacity` experts; `slots` accesses make a token.
+pub(super) fn run(routed: &[u32], slots: usize, experts: usize, capacity: usize) -> Tally {
     let mut rates = Rates::new(experts);
     // The score of what is in the cache, infinite for the rest, so that one pass finds the lowest.
     let mut held = vec![f32::INFINITY; experts];
     let mut present = vec![false; experts];
-    let (mut hits, mut count) = (0, 0);
+    let mut tally = Tally::default();
+    let mut count = 0;
     for token in routed.chunks(slots) {
         rates.decay();
         for ((held, &present), &score) in held.iter_mut().zip(&present).zip(&rates.score) {
@@ -26,7 +29,7 @@ pub(super) fn hits(routed: &[u32], slots: usize, experts: usize, capacity: usize
             let id = id as usize;
             rates.touch(id);
             if present[id] {
-                hits += 1;
+                tally.hits += 1;
                 held[id] = rates.score[id];
                 continue;
             }
@@ -39,6 +42,7 @@ pub(super) fn hits(routed: &[u32], slots: usize, experts: usize, capacity: usize
                 }
                 if let Some(victim) = held.iter().position(|&score| score == lowest) {
                     present[victim] = false;
+                    tally.replaced += 1;
                     held[victim] = f32::INFINITY;
                 }
             } else {
@@ -48,7 +52,7 @@ pub(super) fn hits(routed: &[u32], slots: usize, experts: usize, capacity: usize
             held[id] = rates.score[id];
         }
     }
-    hits
+    tally
 }
 
 /// The two rates, kept as decayed counts, and the score that they make.

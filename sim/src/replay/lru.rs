@@ -1,12 +1,14 @@
 //! Least recently used: a list threaded through arrays, the expert's id being its node.
 
+use super::Tally;
+
 /// Marks an expert that is not in the list.
 const OUT: u32 = u32::MAX;
 
-/// Hits of an LRU cache of `capacity` experts.
-pub(super) fn hits(routed: &[u32], experts: usize, capacity: usize) -> u64 {
+/// An LRU cache of `capacity` experts, which must not be 0.
+pub(super) fn run(routed: &[u32], experts: usize, capacity: usize) -> Tally {
     let mut list = List::new(experts);
-    let (mut hits, mut held) = (0, 0);
+    let (mut hits, mut held) = (0, 0usize);
     for &id in routed {
         if list.contains(id) {
             hits += 1;
@@ -25,7 +27,10 @@ pub(super) fn hits(routed: &[u32], experts: usize, capacity: usize) -> u64 {
         }
         list.push(id);
     }
-    hits
+    Tally {
+        hits,
+        replaced: routed.len() as u64 - hits - held as u64,
+    }
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -23,9 +23,8 @@ def resident_kb():
     raise SystemExit("no RssAnon")
 
 
-def ask(client, turn):
+def ask(client, turn, text):
     global done
-    text = texts[turn * len(texts) // turns % len(texts)].read_text()
     begin = (turn * 977 + client * 311) % max(1, len(text) - 400)
     body = {"prompt": text[begin : begin + 400], "max_tokens": 64, "temperature": 0.7, "seed": turn, "stream": True,
             "stream_options": {"include_usage": True}}
@@ -41,11 +40,13 @@ def ask(client, turn):
 
 
 def work(client):
-    for turn in range(turns):
+    # Every text once: tokens of longer prompts touch more of the cache, which then stays.
+    order = list(range(len(texts))) + [turn * len(texts) // turns % len(texts) for turn in range(turns)]
+    for turn, which in enumerate(order):
         if done >= wanted:
             return
         try:
-            ask(client, turn)
+            ask(client, turn, texts[which].read_text())
         except Exception as error:
             failures.append(repr(error))
             return
@@ -69,10 +70,10 @@ for thread in threads:
 took = time.monotonic() - began
 with urllib.request.urlopen(address + "/metrics") as response:
     metrics = response.read().decode()
-early = [kb for tokens, kb in memory if tokens <= wanted // 4][-1:]
+early = [kb for tokens, kb in memory if tokens <= wanted // 2][-1:]
 print(f"{done} tokens over {len(texts)} texts by {clients} clients in {took:.0f} s: {done / took:.1f} tok/s")
 print(f"token time p50 <= {quantile(metrics, 0.5)} s, p99 <= {quantile(metrics, 0.99)} s")
-print(f"anonymous memory {early} kB after a quarter, {memory[-1][1]} kB at the end")
+print(f"anonymous memory {early} kB at half time, {memory[-1][1]} kB at the end")
 assert not failures, failures
 assert done >= wanted, done
-assert early and memory[-1][1] < early[0] * 1.1 + 4096, "memory grows"
+assert early and memory[-1][1] < early[0] * 1.05 + 4096, "memory grows"

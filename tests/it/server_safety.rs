@@ -273,3 +273,51 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_generation_beyond_its_time_ends_with_an_error() {
+    let name = "a_generation_beyond_its_time_ends_with_an_error";
+    let Some(model) = support::moe(name) else {
+        return;
+    };
+    let server = Server::start(&model, &["--max-time", "1"]);
+    let mut long = json!({"messages": [{"role": "user", "content": "Tell me about the sea."}],
+        "temperature": 0, "max_tokens": 400});
+    server.post(CHAT, &long).refused(504, &["timeout"]);
+    long["stream"] = json!(true);
+    let chunks = server.post(CHAT, &long).chunks();
+    let last = chunks.last().expect("chunks");
+    assert_eq!(last["error"]["code"], "timeout", "{last}");
+    assert!(chunks.len() > 2, "what was said until then was sent");
+    assert_eq!(server.state("/now/requests/failed"), 2);
+}
+
+#[test]
+fn other_origins_are_let_in_by_name_only() {
+    let name = "other_origins_are_let_in_by_name_only";
+    let Some(model) = support::moe(name) else {
+        return;
+    };
+    let server = Server::start(
+        &model,
+        &["--cors", "http://friend.example", "--api-key", "k"],
+    );
+    let ask = |origin: &str| {
+        let head = format!(
+            "OPTIONS {CHAT} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\norigin: {origin}\r\naccess-control-request-method: POST\r\naccess-control-request-headers: authorization, content-type\r\n\r\n",
+            server.address
+        );
+        server.send(&head).head.to_ascii_lowercase()
+    };
+    let friend = ask("http://friend.example");
+    assert!(
+        friend.contains("access-control-allow-origin: http://friend.example"),
+        "{friend}"
+    );
+    assert!(friend.contains("authorization"), "{friend}");
+    let stranger = ask("http://stranger.example");
+    assert!(
+        !stranger.contains("access-control-allow-origin"),
+        "{stranger}"
+    );
+}

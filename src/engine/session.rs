@@ -132,6 +132,19 @@ impl<'m> Session<'m> {
         Ok(())
     }
 
+    /// Decodes the largest micro-batch and forgets it, before routing is handed to a sink: buffers get
+    /// their memory now, so that what is measured as free stays free when the first long prompt
+    /// comes. No expert is read or computed for it.
+    ///
+    /// # Errors
+    /// As [`Self::decode`].
+    pub fn touch_buffers(&mut self) -> Result<(), EngineError> {
+        let tokens = (self.options.n_ubatch as usize).min(self.n_ctx());
+        self.decode(&vec![self.model.first_token(); tokens])?;
+        self.clear();
+        Ok(())
+    }
+
     /// What warm-up learned; `None` without a tap.
     #[must_use]
     pub fn learned(&self) -> Option<&Learned> {

@@ -117,6 +117,10 @@ impl<'m> Rig<'m> {
         }
         let mut session = Session::new(model, &engine, tapped)?;
         session.warm_up()?;
+        if tapped && options.store != StoreKind::Mapped {
+            // An arena is not page cache, which would give way to buffers that grow later.
+            session.touch_buffers()?;
+        }
         let counters = Arc::new(Counters::new(map.shape().total_experts()));
         let mut rig = Self {
             governor: None,

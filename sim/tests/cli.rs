@@ -154,3 +154,26 @@ fn adaptive_closes_the_gap_on_prompts_that_it_was_not_chosen_on() {
         assert!(closed >= bar, "{experts}: {closed}");
     }
 }
+
+#[test]
+fn recorded_sessions_and_sweeps_say_what_they_need() {
+    let dir = scratch("recorded");
+    let output = sim("scenario recorded", &dir);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).contains("--calibrate"),
+        "{}",
+        stderr(&output)
+    );
+    fs::write(dir.join("m.toml"), "host_bytes = 1\n").unwrap();
+    let output = sim("scenario recorded --machine m.toml --trace none", &dir);
+    assert!(stderr(&output).contains("m.toml"), "{}", stderr(&output));
+    let output = sim("sweep --knobs pins.sharing", &dir);
+    assert!(
+        stderr(&output).contains("pins.share"),
+        "{}",
+        stderr(&output)
+    );
+    let output = sim("sweep --knobs pins.share --seeds 0", &dir);
+    assert!(stderr(&output).contains("--seeds"), "{}", stderr(&output));
+}

@@ -31,6 +31,8 @@ const FAULTS_A_SIZE: usize = 12;
 /// Batches timed page by page, and locked and dropped.
 const PAGEWISE: usize = 6;
 const LOCKS: usize = 24;
+/// Batches whose room is made before reads with room are timed.
+const ROOM_BATCHES: usize = 8;
 /// Batches beyond the group's limit that are read before anything is timed.
 const FILL_PERCENT: u64 = 110;
 /// Memory of the group where none is asked for, percent of the model.
@@ -75,6 +77,8 @@ struct Compute {
 struct Memory {
     fetch_latency_s: f64,
     fetch_bytes_per_s: f64,
+    roomy_latency_s: f64,
+    roomy_bytes_per_s: f64,
     fault_latency_s: f64,
     fault_bytes_per_s: f64,
     fault_amplification: f64,
@@ -133,6 +137,8 @@ fn document(plan: &Plan, memory_bytes: u64, compute: &Compute, memory: &Memory) 
          compute_quiet_s = {quiet:.6}          # the same, idle threads sleep soon\n\
          fetch_bytes_per_s = {fetch:.4e}       # exact ranges by readahead, in the full group, until touched\n\
          fetch_latency_s = {fetch_latency:.6}\n\
+         roomy_bytes_per_s = {roomy:.4e}       # the same where room was made before, so that nothing is reclaimed\n\
+         roomy_latency_s = {roomy_latency:.6}\n\
          fault_bytes_per_s = {fault:.4e}       # page faults with the kernel's readahead\n\
          fault_latency_s = {fault_latency:.6}\n\
          fault_amplification = {amplification:.3}  # bytes read for a byte used\n\
@@ -148,6 +154,8 @@ fn document(plan: &Plan, memory_bytes: u64, compute: &Compute, memory: &Memory) 
         quiet = compute.quiet_s,
         fetch = memory.fetch_bytes_per_s,
         fetch_latency = memory.fetch_latency_s,
+        roomy = memory.roomy_bytes_per_s,
+        roomy_latency = memory.roomy_latency_s,
         fault = memory.fault_bytes_per_s,
         fault_latency = memory.fault_latency_s,
         amplification = memory.fault_amplification,
@@ -241,7 +249,7 @@ fn compute(order: &Order) -> Result<Compute> {
             session.decode(&[token])?;
             took.push(started.elapsed());
         }
-        Ok(mean_s(&took[WARM_TOKENS..]))
+        Ok(median_s(&mut took[WARM_TOKENS..]))
     };
     // The first pass maps what it uses.
     token_s(Poll::Quiet)?;
@@ -257,9 +265,10 @@ fn compute(order: &Order) -> Result<Compute> {
     })
 }
 
-fn mean_s(took: &[Duration]) -> f64 {
-    let sum: Duration = took.iter().sum();
-    sum.as_secs_f64() / took.len().max(1) as f64
+/// Every token computes as much as the next: what takes longer was interrupted.
+fn median_s(took: &mut [Duration]) -> f64 {
+    took.sort_unstable();
+    took.get(took.len() / 2).map_or(0.0, Duration::as_secs_f64)
 }
 
 /// Moves experts through the page cache.
@@ -287,11 +296,20 @@ fn memory(order: &Order) -> Result<Memory> {
     while filled_bytes < order.memory_bytes / 100 * FILL_PERCENT {
         filled_bytes += mover.arrive(top_k, fetched)?.1;
     }
-    let (fetch_latency_s, fetch_bytes_per_s) = mover.line(top_k, FETCHES_A_SIZE, fetched)?;
+    let (fetch_latency_s, fetch_bytes_per_s) =
+        mover.line(top_k, FETCHES_A_SIZE, fetched, Room::Full)?;
+    // Room for the first, so that no read has to wait for the kernel.
+    for _ in 0..ROOM_BATCHES {
+        let experts = mover.batches.next(top_k, &map);
+        probe.arrive(&experts, fetched, mover.threads)?;
+        let _ = probe.evict(&experts);
+    }
+    let (roomy_latency_s, roomy_bytes_per_s) =
+        mover.line(top_k, FETCHES_A_SIZE, fetched, Room::Made)?;
     let read_before = read_bytes()?;
     let moved_before = mover.batches.moved_bytes;
     let (fault_latency_s, fault_bytes_per_s) =
-        mover.line(top_k, FAULTS_A_SIZE, Arrival::Faulted)?;
+        mover.line(top_k, FAULTS_A_SIZE, Arrival::Faulted, Room::Full)?;
     let moved = mover.batches.moved_bytes - moved_before;
     let fault_amplification = (read_bytes()? - read_before) as f64 / moved.max(1) as f64;
     let mut pagewise = (Duration::ZERO, 0);
@@ -303,6 +321,8 @@ fn memory(order: &Order) -> Result<Memory> {
     Ok(Memory {
         fetch_latency_s,
         fetch_bytes_per_s,
+        roomy_latency_s,
+        roomy_bytes_per_s,
         fault_latency_s,
         fault_bytes_per_s,
         fault_amplification,
@@ -316,6 +336,15 @@ fn memory(order: &Order) -> Result<Memory> {
 /// Bytes that this process has read from disks.
 fn read_bytes() -> Result<u64> {
     Ok(procfs::process::Process::myself()?.io()?.read_bytes)
+}
+
+/// Whether the group has room for what is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Room {
+    /// The kernel reclaims for every read.
+    Full,
+    /// As much was dropped before, as a store does that keeps its transit.
+    Made,
 }
 
 /// Brings batches in and times them.
@@ -335,18 +364,30 @@ impl Mover<'_> {
     }
 
     /// Latency and bandwidth over batches of 1 to `top_k` experts: a straight line through the
-    /// medians, by least squares.
-    fn line(&mut self, top_k: usize, repeats: usize, how: Arrival) -> Result<(f64, f64)> {
+    /// means, by least squares.
+    fn line(
+        &mut self,
+        top_k: usize,
+        repeats: usize,
+        how: Arrival,
+        room: Room,
+    ) -> Result<(f64, f64)> {
         let mut points = Vec::new();
         let mut sizes: Vec<Vec<(f64, f64)>> = vec![Vec::new(); top_k];
         for _ in 0..repeats {
             for (index, samples) in sizes.iter_mut().enumerate() {
-                let (took, bytes) = self.arrive(index + 1, how)?;
+                let experts = self.batches.next(index + 1, self.map);
+                let took = self.probe.arrive(&experts, how, self.threads)?;
+                let bytes = bytes_of(self.map, &experts);
                 samples.push((bytes as f64, took.as_secs_f64()));
+                if room == Room::Made {
+                    // What is read next finds as much room as this took, and some from the start.
+                    let _ = self.probe.evict(&experts);
+                }
             }
         }
         for samples in &mut sizes {
-            // The mean: a token waits for slow reads too.
+            // Not the median: a token waits for slow reads too.
             let count = samples.len().max(1) as f64;
             let sums = samples.iter().fold((0.0, 0.0), |sums, sample| {
                 (sums.0 + sample.0, sums.1 + sample.1)

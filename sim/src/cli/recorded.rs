@@ -90,10 +90,11 @@ impl RecordedArgs {
         let trace = self.trace.as_deref().context(
             "`recorded` needs --trace FILE; `hotpin bench MODEL --record DIR` writes one",
         )?;
+        let machine = Calibrated::parse(&read_text(machine)?)
+            .with_context(|| machine.display().to_string())?;
         let bytes = fs::read(trace).with_context(|| format!("reading {}", trace.display()))?;
         Ok(Session {
-            machine: Calibrated::parse(&read_text(machine)?)
-                .with_context(|| machine.display().to_string())?,
+            machine,
             trace: Arc::new(Trace::decode(&bytes).with_context(|| trace.display().to_string())?),
             profile: self.profile.as_deref().map(read_profile).transpose()?,
             memory_bytes: self.memory.map(bytes_of).transpose()?,

@@ -9,6 +9,7 @@ mod disturbance;
 mod engine;
 mod governor;
 mod hardware;
+mod lists;
 mod memory;
 mod report;
 mod routing;

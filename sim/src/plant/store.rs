@@ -4,6 +4,7 @@
 //! routed expert's rank rises at once, and the books may call an expert resident that the kernel
 //! has reclaimed. Under the policies that leave transit to the kernel the books know pins only.
 
+use super::lists::PageLists;
 use hotpin_controllers::{ExpertId, Held, ModelShape, Residence};
 
 /// Eviction goes this share of the budget further, so that it is not done for every fetch.
@@ -42,6 +43,7 @@ pub(crate) struct Store {
     residence: Vec<Residence>,
     /// Absent by the books, and in the page cache.
     cached: Vec<bool>,
+    lists: PageLists,
     unbooked_bytes: u64,
     /// Transit by the books that the kernel dropped.
     gone: Vec<bool>,
@@ -62,8 +64,10 @@ impl Store {
             let count = shape.experts_in(layer) as usize;
             std::iter::repeat_n(shape.layer_expert_bytes(layer), count)
         });
+        let bytes: Vec<u64> = bytes.collect();
         Self {
-            bytes: bytes.collect(),
+            lists: PageLists::new(&bytes),
+            bytes,
             keeper,
             residence: vec![Residence::Absent; experts],
             cached: vec![false; experts],
@@ -151,9 +155,13 @@ impl Store {
                 Access::Phantom
             }
             Residence::Transit => Access::Hit,
-            Residence::Absent if self.cached[index] => Access::Cached,
+            Residence::Absent if self.cached[index] => {
+                self.lists.touch(index);
+                Access::Cached
+            }
             Residence::Absent if self.keeper == Keeper::Kernel => {
                 self.enter_cache(id);
+                self.lists.touch(index);
                 Access::Miss { before }
             }
             Residence::Absent => {
@@ -237,14 +245,24 @@ impl Store {
         }
     }
 
-    /// The kernel drops transit by last use, at least `wanted` bytes if there are as many. The
-    /// books are not told. Returns what was dropped.
+    /// The kernel drops at least `wanted` bytes if there are as many: transit that a store keeps by
+    /// last use, without telling its books; what is left to the kernel by its lists. Returns what
+    /// was dropped.
     pub fn reclaim(&mut self, wanted_bytes: u64) -> u64 {
+        if self.keeper == Keeper::Kernel {
+            let mut freed_bytes = 0;
+            while freed_bytes < wanted_bytes {
+                let Some(index) = self.lists.evict() else {
+                    break;
+                };
+                self.cached[index] = false;
+                self.unbooked_bytes -= self.bytes[index];
+                freed_bytes += self.bytes[index];
+            }
+            return freed_bytes;
+        }
         let mut order: Vec<usize> = (0..self.residence.len())
-            .filter(|&index| {
-                self.cached[index]
-                    || self.residence[index] == Residence::Transit && !self.gone[index]
-            })
+            .filter(|&index| self.residence[index] == Residence::Transit && !self.gone[index])
             .collect();
         order.sort_unstable_by_key(|&index| self.last_use[index]);
         let mut freed_bytes = 0;
@@ -252,13 +270,9 @@ impl Store {
             if freed_bytes >= wanted_bytes {
                 break;
             }
-            freed_bytes += self.bytes[index];
-            if self.cached[index] {
-                self.leave_cache(index);
-                continue;
-            }
             self.gone[index] = true;
             self.gone_bytes += self.bytes[index];
+            freed_bytes += self.bytes[index];
         }
         freed_bytes
     }
@@ -274,11 +288,13 @@ impl Store {
 
     fn enter_cache(&mut self, id: ExpertId) {
         self.cached[id.index()] = true;
+        self.lists.enter(id.index());
         self.unbooked_bytes += self.bytes(id);
     }
 
     fn leave_cache(&mut self, index: usize) {
         if std::mem::take(&mut self.cached[index]) {
+            self.lists.remove(index);
             self.unbooked_bytes -= self.bytes[index];
         }
     }

@@ -22,7 +22,7 @@
 //! Both are learned by temporal differences (Sutton 1988): when a layer's turn comes, what was
 //! predicted at its last turn is compared with 1 for what was routed, and with
 //! `discount^tokens x V` for the rest. No future is stored and nothing is waited for. Memory is
-//! [`DIMENSIONS`] numbers an expert, three times; no pair of experts is looked at.
+//! `DIMENSIONS` numbers an expert, three times; no pair of experts is looked at.
 
 use crate::ids::ModelShape;
 use crate::num::narrow;

@@ -82,7 +82,7 @@ pub struct BenchArgs {
     #[arg(
         long,
         value_name = "NAME",
-        default_value = "mapped",
+        default_value = "auto",
         value_parser = PossibleValuesParser::new(STORES),
         env = "HOTPIN_STORE"
     )]

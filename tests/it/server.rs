@@ -310,7 +310,8 @@ fn a_crowd_is_served_or_told_to_come_back() {
     let served = answers.iter().filter(|a| a.status == 200).count();
     let refused: Vec<_> = answers.iter().filter(|a| a.status == 429).collect();
     assert_eq!(served + refused.len(), 200, "nothing else happens");
-    assert!(served >= 8, "{served} were served");
+    // As many as may wait; the two that run may have been taken from those.
+    assert!(served >= 6, "{served} were served");
     for answer in &refused {
         answer.refused(429, &["queue_full", "rate_limit_error"]);
         assert!(

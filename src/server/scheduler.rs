@@ -139,12 +139,13 @@ impl<'s, 'm> Scheduler<'s, 'm> {
             self.decode_failed(&members, &error);
             return;
         }
+        // Booked before anybody is answered: whoever has an answer finds it in the metrics.
+        let ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.stats.decoded(members.len(), ns);
         for (row, &index) in members.iter().enumerate() {
             self.slots[index].tokens.push(self.rows[row].token);
             self.choose(index, row);
         }
-        let ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.stats.decoded(members.len(), ns);
     }
 
     /// The next part of the prompt that has waited longest.

@@ -112,7 +112,7 @@ fn metrics_have_the_agreed_names_and_types_and_agree_with_the_state() {
     assert!((value("hotpin_generated_tokens_total") - 12.0).abs() < f64::EPSILON);
     assert!(
         (count - 11.0).abs() < f64::EPSILON,
-        "times between two tokens"
+        "times between two tokens: {count}"
     );
     let mut before = 0.0;
     for line in answer

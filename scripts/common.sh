@@ -1,4 +1,4 @@
-# What the measuring scripts share. Sourced, not run.
+# What the scripts share. Sourced, not run.
 
 heading() { printf '\n== %s\n' "$*"; }
 
@@ -49,4 +49,42 @@ fail_with() {
     printf '\nThe benchmark failed (exit code %s): %s\n' "$1" \
         "a run failed, or the outputs of two policies differ; the lines above say which." >&2
     exit "$1"
+}
+
+# Keeps Python packages (`name==version` each) in FOLDER, outside the clone. Usage: keep_packages FOLDER WANTED...
+keep_packages() {
+    local folder=$1 stamp
+    shift
+    # Some of their dependencies are compiled for one version of Python.
+    stamp="$* for $(python3 --version)"
+    [ "$(cat "$folder/stamp" 2>/dev/null)" = "$stamp" ] && return
+    echo "fetching $*"
+    rm -rf "$folder"
+    mkdir -p "$folder"
+    python3 -m pip install --quiet --disable-pip-version-check --no-warn-script-location --no-warn-conflicts \
+        --root-user-action=ignore --target "$folder" "$@"
+    echo "$stamp" >"$folder/stamp"
+}
+
+# Starts `$HOTPIN serve` with the given arguments and waits until it is ready; `$address` is where it
+# answers. It ends with the script.
+start_server() {
+    log=$(mktemp)
+    "$HOTPIN" serve "$@" 2>"$log" &
+    server=$!
+    trap 'kill "$server" 2>/dev/null || true; wait "$server" 2>/dev/null || true; rm -f "$log"' EXIT
+    for _ in $(seq 600); do
+        grep -q 'ready;' "$log" && break
+        kill -0 "$server" 2>/dev/null || { cat "$log" >&2; exit 1; }
+        sleep 0.1
+    done
+    address=$(sed -n 's|.*http://\([^ ]*\) answers.*|\1|p' "$log")
+}
+
+# Tells the server to end; one that does not end well is a failure.
+stop_server() {
+    kill "$server"
+    wait "$server" || { echo "the server did not end well:" >&2; cat "$log" >&2; exit 1; }
+    trap - EXIT
+    rm -f "$log"
 }

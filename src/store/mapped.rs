@@ -5,15 +5,16 @@
 //! compare-and-swap that exactly one thread wins, so engine and governor never wait for each other.
 
 use super::boundary::Boundaries;
+use super::dense::{Dense, DenseLock};
 use super::layout::Layout;
 use super::pages::{self, PageRange};
+use super::ranks::Ranks;
 use super::{ExpertStore, Fetched, StoreError};
 use hotpin_controllers::{ExpertId, Held, Residence};
 use nix::errno::Errno;
 use std::os::fd::AsFd;
 use std::sync::atomic::{
-    AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire,
-    Ordering::Relaxed, Ordering::Release,
+    AtomicU8, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -27,9 +28,6 @@ const BUSY: u8 = 3;
 const LEAST_PIECE_BYTES: usize = 64 << 10;
 const MOST_PIECE_BYTES: usize = 2 << 20;
 
-/// Factor on an expert's rank for each use before the next publication.
-const USE_RANK: f32 = 1.4;
-
 /// Evicting goes on below the budget by this share of it, so that not every fetch has to choose.
 const EVICT_AHEAD_SHARE: u64 = 64;
 
@@ -42,17 +40,6 @@ pub enum TransitKeeper {
     Store,
 }
 
-/// Outcome of locking the dense weights.
-#[derive(Debug)]
-pub enum DenseLock {
-    /// Locked, bytes.
-    Locked(u64),
-    /// Not asked for.
-    Skipped,
-    /// Could not be locked; the session goes on without.
-    Failed(StoreError),
-}
-
 /// The store over the loader's file mapping.
 #[derive(Debug)]
 pub struct MappedStore {
@@ -63,8 +50,7 @@ pub struct MappedStore {
     total_bytes: u64,
     smallest_bytes: u64,
     states: Vec<AtomicU8>,
-    /// Ranks as `f32` bits: published by the governor, raised by the engine on each use.
-    ranks: Vec<AtomicU32>,
+    ranks: Ranks,
     capacity_bytes: AtomicU64,
     pinned_bytes: AtomicU64,
     transit_bytes: AtomicU64,
@@ -73,7 +59,7 @@ pub struct MappedStore {
     boundaries: Mutex<Boundaries>,
     /// The engine's scratch for choosing victims.
     victims: Mutex<Vec<(f32, u32)>>,
-    dense_locked: AtomicBool,
+    dense: Dense,
 }
 
 impl MappedStore {
@@ -96,14 +82,9 @@ impl MappedStore {
             // Advice that is refused costs speed only.
             let _ = pages::random(PageRange::inner(address, len));
         }
-        let dense = if lock_dense {
-            lock_dense_ranges(&layout, piece_bytes)
-        } else {
-            DenseLock::Skipped
-        };
-        let dense_locked = matches!(dense, DenseLock::Locked(_));
+        let (dense, lock) = Dense::new(&layout, piece_bytes, lock_dense);
         let experts = layout.shape().total_experts();
-        let boundaries = Boundaries::new(layout.slices(), layout.dense(), dense_locked);
+        let boundaries = Boundaries::new(layout.slices(), layout.dense(), dense.is_locked());
         let store = Self {
             keeper,
             piece_bytes: piece_bytes.clamp(LEAST_PIECE_BYTES, MOST_PIECE_BYTES)
@@ -114,17 +95,17 @@ impl MappedStore {
                 .min()
                 .map_or(1, |bytes| bytes.max(1)),
             states: (0..experts).map(|_| AtomicU8::new(ABSENT)).collect(),
-            ranks: (0..experts).map(|_| AtomicU32::new(0)).collect(),
+            ranks: Ranks::new(experts),
             capacity_bytes: AtomicU64::new(0),
             pinned_bytes: AtomicU64::new(0),
             transit_bytes: AtomicU64::new(0),
             shortfall_bytes: AtomicU64::new(0),
             boundaries: Mutex::new(boundaries),
             victims: Mutex::new(Vec::with_capacity(experts)),
-            dense_locked: AtomicBool::new(dense_locked),
+            dense,
             layout,
         };
-        (store, dense)
+        (store, lock)
     }
 
     /// The layout.
@@ -146,17 +127,6 @@ impl MappedStore {
         self.states[id.index()]
             .compare_exchange(from, to, AcqRel, Acquire)
             .is_ok()
-    }
-
-    fn rank(&self, index: usize) -> f32 {
-        f32::from_bits(self.ranks[index].load(Relaxed))
-    }
-
-    /// An expert in use ranks with what is used now until the governor publishes again.
-    fn raise_rank(&self, id: ExpertId) {
-        // A publication between load and store loses one use of one expert until the next tick.
-        let raised = self.rank(id.index()).max(1.0) * USE_RANK;
-        self.ranks[id.index()].store(raised.to_bits(), Relaxed);
     }
 
     /// Bytes that transit may hold.
@@ -202,7 +172,7 @@ impl MappedStore {
         victims.clear();
         for (index, state) in self.states.iter().enumerate() {
             if state.load(Relaxed) == TRANSIT {
-                victims.push((self.rank(index), expert_id(index).0));
+                victims.push((self.ranks.of(index), expert_id(index).0));
             }
         }
         let excess = self.transit_bytes.load(Relaxed).saturating_sub(goal);
@@ -294,8 +264,8 @@ impl MappedStore {
                 }
             }
         }
-        if self.dense_locked.load(Acquire) {
-            for range in dense_ranges(&self.layout).filter(|&range| meets(range)) {
+        for &range in self.dense.locked_ranges() {
+            if meets(range) {
                 let _ = pages::lock(range);
             }
         }
@@ -308,7 +278,7 @@ impl ExpertStore for MappedStore {
         // Top-k of a decode fits; prefill unions spill to the heap.
         let mut missing = Vec::new();
         for &id in experts {
-            self.raise_rank(id);
+            self.ranks.raise(id);
             match self.state(id) {
                 PINNED => {
                     found.hits += 1;
@@ -366,7 +336,7 @@ impl ExpertStore for MappedStore {
             self.lock_slices(id).map_err(|errno| StoreError::Lock {
                 bytes,
                 errno,
-                advice: advice(errno),
+                advice: pages::advice(errno),
             })
         });
         match locked {
@@ -414,26 +384,7 @@ impl ExpertStore for MappedStore {
         if planned.len() == self.states.len() {
             return;
         }
-        let dense_locked = self.dense_locked.load(Acquire);
-        if dense_locked {
-            for range in dense_ranges(&self.layout) {
-                pages::unlock(range);
-                let _ = pages::unmap(range);
-            }
-        }
-        for &(address, len) in self.layout.expert_tensors() {
-            // Advice that is refused leaves pages mapped, which the file-wide drop then spares.
-            let _ = pages::unmap(PageRange::inner(address, len));
-        }
-        for file in self.layout.files() {
-            pages::drop_file(file.as_fd());
-        }
-        if dense_locked
-            && let DenseLock::Failed(error) = lock_dense_ranges(&self.layout, self.piece_bytes)
-        {
-            self.dense_locked.store(false, Release);
-            tracing::warn!("dense weights are no longer locked: {error}");
-        }
+        self.dense.forget_loaded(&self.layout);
     }
 
     fn warm(&self, id: ExpertId) -> bool {
@@ -455,9 +406,7 @@ impl ExpertStore for MappedStore {
     }
 
     fn publish_ranks(&self, ranks: &[f32]) {
-        for (slot, rank) in self.ranks.iter().zip(ranks) {
-            slot.store(rank.to_bits(), Relaxed);
-        }
+        self.ranks.publish(ranks);
     }
 
     fn trim(&self) {
@@ -507,55 +456,13 @@ impl ExpertStore for MappedStore {
         for index in 0..self.states.len() {
             self.unpin(expert_id(index));
         }
-        if self.dense_locked.swap(false, AcqRel) {
-            for range in dense_ranges(&self.layout) {
-                pages::unlock(range);
-            }
-        }
+        self.dense.unlock();
     }
 }
 
 impl Drop for MappedStore {
     fn drop(&mut self) {
         self.unlock_all();
-    }
-}
-
-pub(super) fn dense_ranges(layout: &Layout) -> impl Iterator<Item = PageRange> {
-    layout
-        .dense()
-        .iter()
-        .map(|&(address, len)| PageRange::outer(address, len))
-}
-
-/// Reads and locks the dense weights, all or none.
-pub(super) fn lock_dense_ranges(layout: &Layout, piece_bytes: usize) -> DenseLock {
-    let mut bytes = 0u64;
-    for range in dense_ranges(layout) {
-        // Locking reads what is missing; reading ahead first is only faster.
-        let _ = pages::will_need(range, piece_bytes);
-        if let Err(errno) = pages::lock(range) {
-            for done in dense_ranges(layout) {
-                pages::unlock(done);
-            }
-            let bytes = range.len() as u64;
-            return DenseLock::Failed(StoreError::Lock {
-                bytes,
-                errno,
-                advice: advice(errno),
-            });
-        }
-        bytes += range.len() as u64;
-    }
-    DenseLock::Locked(bytes)
-}
-
-fn advice(errno: Errno) -> &'static str {
-    match errno {
-        Errno::EPERM => "this user may lock nothing: raise RLIMIT_MEMLOCK or grant CAP_IPC_LOCK",
-        Errno::ENOMEM => "over RLIMIT_MEMLOCK or vm.max_map_count: raise `ulimit -l` or the sysctl",
-        Errno::EAGAIN => "the system had no memory to lock at that moment; it is tried again later",
-        _ => "unexpected; please report it",
     }
 }
 

@@ -5,16 +5,19 @@
 //! given to it by the governor, routed experts by the engine.
 
 mod boundary;
+mod dense;
 mod direct;
 mod layout;
 mod mapped;
 mod pages;
 pub mod probe;
+mod ranks;
 pub mod residency;
 
+pub use dense::DenseLock;
 pub use direct::{DirectOptions, DirectStore, Fault};
 pub use layout::{Layout, LayoutError, SliceAt};
-pub use mapped::{DenseLock, MappedStore, TransitKeeper};
+pub use mapped::{MappedStore, TransitKeeper};
 
 use hotpin_controllers::{ExpertId, Held, Residence};
 

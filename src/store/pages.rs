@@ -137,6 +137,16 @@ pub(super) fn lock(range: PageRange) -> Result<(), Errno> {
     result
 }
 
+/// What to do about a lock that was refused.
+pub(super) fn advice(errno: Errno) -> &'static str {
+    match errno {
+        Errno::EPERM => "this user may lock nothing: raise RLIMIT_MEMLOCK or grant CAP_IPC_LOCK",
+        Errno::ENOMEM => "over RLIMIT_MEMLOCK or vm.max_map_count: raise `ulimit -l` or the sysctl",
+        Errno::EAGAIN => "the system had no memory to lock at that moment; it is tried again later",
+        _ => "unexpected; please report it",
+    }
+}
+
 /// Unlocks the range.
 pub(super) fn unlock(range: PageRange) {
     if range.is_empty() {

@@ -1,12 +1,11 @@
 //! Store `direct` under the real engine: the same bits, whatever it may keep and however it reads,
 //! and an error where the bytes are not the file's.
 
-use super::support::{self, Loaded, NEVER, decode_hashed, forced_hash};
-use hotpin::engine::{EngineError, Token};
+use super::support::{self, Loaded, NEVER, bits, forced_hash};
+use hotpin::engine::EngineError;
 use hotpin::plant::Rig;
 use hotpin::store::{DirectOptions, Fault, StoreKind};
 use hotpin_controllers::{ExpertId, PolicyKind, Residence};
-use sha2::{Digest, Sha256};
 use std::time::Duration;
 
 const TICK: Duration = Duration::from_millis(20);
@@ -22,18 +21,6 @@ fn direct(
     options.store = StoreKind::Direct;
     options.direct = how;
     Rig::assemble(loaded.model, loaded.map, options, &mut |_, _| {}).expect("rig")
-}
-
-/// Hash over tokens decoded one by one, then in an empty context a prompt at once and what follows.
-fn bits(rig: &mut Rig<'_>, tokens: &[Token], decoded: usize) -> String {
-    let decoded = forced_hash(&mut rig.session, &tokens[..decoded]);
-    rig.session.clear();
-    let mut hash = Sha256::new();
-    decode_hashed(&mut rig.session, &tokens[..100], &mut hash);
-    for token in &tokens[100..102] {
-        decode_hashed(&mut rig.session, std::slice::from_ref(token), &mut hash);
-    }
-    format!("{decoded} {:x}", hash.finalize())
 }
 
 #[test]

@@ -1,35 +1,19 @@
 //! The running engine: equal bits under every policy, counters, and what happens when something
 //! fails in the middle.
 
-use super::support::{
-    self, Loaded, NEVER, decode_hashed, engine_options, forced_hash, locked_bytes,
-};
-use hotpin::engine::{EngineError, Pass, RouteSink, Routed, Session, Token};
+use super::support::{self, Loaded, NEVER, bits, engine_options, forced_hash, locked_bytes};
+use hotpin::engine::{EngineError, Pass, RouteSink, Routed, Session};
 use hotpin::governor::{Governor, GovernorOptions, Journal, Regulated};
 use hotpin::plant::Rig;
 use hotpin::sensors::Roots;
 use hotpin::trace::Recorder;
 use hotpin_controllers::trace::{Phase, Trace};
 use hotpin_controllers::{Action, Decision, ExpertId, Observation, Policy, PolicyKind, Reason};
-use sha2::{Digest, Sha256};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 const TICK: Duration = Duration::from_millis(20);
-
-/// Hash over what a rig computes: `decoded` tokens one by one, then in an empty context a prompt of 100
-/// tokens at once and what follows it.
-fn bits(rig: &mut Rig<'_>, tokens: &[Token], decoded: usize) -> String {
-    let decoded = forced_hash(&mut rig.session, &tokens[..decoded]);
-    rig.session.clear();
-    let mut hash = Sha256::new();
-    decode_hashed(&mut rig.session, &tokens[..100], &mut hash);
-    for token in &tokens[100..102] {
-        decode_hashed(&mut rig.session, std::slice::from_ref(token), &mut hash);
-    }
-    format!("{decoded} {:x}", hash.finalize())
-}
 
 #[test]
 fn every_policy_computes_the_same_bits_however_little_it_may_keep() {

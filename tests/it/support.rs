@@ -184,6 +184,19 @@ pub fn forced_hash(session: &mut Session<'_>, tokens: &[Token]) -> String {
     format!("{:x}", hash.finalize())
 }
 
+/// Hash over what a rig computes: `decoded` tokens one by one, then in an empty context a prompt of 100
+/// tokens at once and what follows it.
+pub fn bits(rig: &mut Rig<'_>, tokens: &[Token], decoded: usize) -> String {
+    let decoded = forced_hash(&mut rig.session, &tokens[..decoded]);
+    rig.session.clear();
+    let mut hash = Sha256::new();
+    decode_hashed(&mut rig.session, &tokens[..100], &mut hash);
+    for token in &tokens[100..102] {
+        decode_hashed(&mut rig.session, std::slice::from_ref(token), &mut hash);
+    }
+    format!("{decoded} {:x}", hash.finalize())
+}
+
 /// Bytes in a `kB` line of a file of /proc.
 pub fn kb_line(path: impl AsRef<Path>, key: &str) -> Option<u64> {
     let text = std::fs::read_to_string(path).ok()?;

@@ -20,21 +20,17 @@ use self::files::ModelFiles;
 use self::foresight::{Foresight, MOST_OUTSTANDING};
 use self::geometry::Geometry;
 use self::reader::{Done, Read, Reader};
+use super::dense::Dense;
 use super::layout::Layout;
-use super::mapped::{dense_ranges, lock_dense_ranges};
-use super::pages;
+use super::ranks::Ranks;
 use super::{DenseLock, ExpertStore, Fetched, StoreError};
 use crate::engine::{ExpertArena, Guess, Learned, Window};
 use crate::model::ModelMap;
 use hotpin_controllers::{ExpertId, Held, Residence};
 use nix::errno::Errno;
-use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
-
-/// Factor on an expert's rank for each use before the next publication.
-const USE_RANK: f32 = 1.4;
 
 /// How a direct store reads. The defaults are what it falls back from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,12 +86,10 @@ pub struct DirectStore {
     geometry: Geometry,
     files: Arc<ModelFiles>,
     layout: Layout,
-    /// Ranks as `f32` bits: published by the governor, raised by the engine on each use.
-    ranks: Vec<AtomicU32>,
+    ranks: Ranks,
     shortfall_bytes: AtomicU64,
     waited_ns: AtomicU64,
-    dense_locked: AtomicBool,
-    piece_bytes: usize,
+    dense: Dense,
     verify: bool,
     fault: Option<Fault>,
     notes: Vec<String>,
@@ -150,11 +144,7 @@ impl DirectStore {
         let (loader, _) = Reader::new(Arc::clone(&files), options);
         let books = Books::new(&geometry).map_err(open)?;
         let experts = map.shape().total_experts();
-        let dense = if options.lock_dense {
-            lock_dense_ranges(&layout, piece_bytes)
-        } else {
-            DenseLock::Skipped
-        };
+        let (dense, lock) = Dense::new(&layout, piece_bytes, options.lock_dense);
         let mut notes = Vec::new();
         if let Some(why) = &files.not_direct {
             notes.push(format!("experts are read through the page cache: {why}"));
@@ -179,11 +169,10 @@ impl DirectStore {
             loader: Mutex::new(loader),
             books: Mutex::new(books),
             loads: Condvar::new(),
-            ranks: (0..experts).map(|_| AtomicU32::new(0)).collect(),
+            ranks: Ranks::new(experts),
             shortfall_bytes: AtomicU64::new(0),
             waited_ns: AtomicU64::new(0),
-            dense_locked: AtomicBool::new(matches!(dense, DenseLock::Locked(_))),
-            piece_bytes,
+            dense,
             verify: options.verify,
             fault: options.fault,
             notes,
@@ -191,23 +180,13 @@ impl DirectStore {
             files,
             layout,
         };
-        Ok((store, dense))
+        Ok((store, lock))
     }
 
     /// What the user should know about how this store reads.
     #[must_use]
     pub fn notes(&self) -> &[String] {
         &self.notes
-    }
-
-    fn rank(&self, index: usize) -> f32 {
-        f32::from_bits(self.ranks[index].load(Relaxed))
-    }
-
-    /// An expert in use ranks with what is used now until the governor publishes again.
-    fn raise_rank(&self, id: ExpertId) {
-        let raised = self.rank(id.index()).max(1.0) * USE_RANK;
-        self.ranks[id.index()].store(raised.to_bits(), Relaxed);
     }
 
     /// Queues the reads of an expert's parts `parts` into its slot at `address`.
@@ -363,7 +342,7 @@ impl DirectStore {
         if !wanted {
             return;
         }
-        books.make_room(id, 1, &|index| self.rank(index));
+        books.make_room(id, 1, &|index| self.ranks.of(index));
         if !books.has_room(id) {
             return;
         }
@@ -426,7 +405,7 @@ impl ExpertStore for DirectStore {
                 engine.foresight.judge(layer, experts);
             }
             for &id in experts {
-                self.raise_rank(id);
+                self.ranks.raise(id);
                 match books.state(id) {
                     State::Pinned => {
                         found.hits += 1;
@@ -446,7 +425,7 @@ impl ExpertStore for DirectStore {
                 }
             }
             if let Some(&first) = engine.fresh.first() {
-                books.make_room(first, engine.fresh.len(), &|index| self.rank(index));
+                books.make_room(first, engine.fresh.len(), &|index| self.ranks.of(index));
             }
             for &id in &engine.fresh {
                 books.take_slot(id);
@@ -489,7 +468,7 @@ impl ExpertStore for DirectStore {
                 State::Pinned | State::Loading => return Ok(false),
                 State::Transit if books.pin(id) => return Ok(true),
                 State::Transit => return Err(self.not_locked(id, &books)),
-                State::Absent => books.make_room(id, 1, &|index| self.rank(index)),
+                State::Absent => books.make_room(id, 1, &|index| self.ranks.of(index)),
             }
         }
         self.bring(id)?;
@@ -508,26 +487,7 @@ impl ExpertStore for DirectStore {
 
     fn clear_loaded(&self, _planned: &[ExpertId]) {
         // Experts are never read through the mapping again.
-        let dense_locked = self.dense_locked.load(Relaxed);
-        if dense_locked {
-            for range in dense_ranges(&self.layout) {
-                pages::unlock(range);
-                let _ = pages::unmap(range);
-            }
-        }
-        for &(address, len) in self.layout.expert_tensors() {
-            // Advice that is refused leaves pages mapped, which the file-wide drop then spares.
-            let _ = pages::unmap(pages::PageRange::inner(address, len));
-        }
-        for file in self.layout.files() {
-            pages::drop_file(file.as_fd());
-        }
-        if dense_locked
-            && let DenseLock::Failed(error) = lock_dense_ranges(&self.layout, self.piece_bytes)
-        {
-            self.dense_locked.store(false, Relaxed);
-            tracing::warn!("dense weights are no longer locked: {error}");
-        }
+        self.dense.forget_loaded(&self.layout);
     }
 
     fn warm(&self, id: ExpertId) -> bool {
@@ -546,13 +506,11 @@ impl ExpertStore for DirectStore {
     }
 
     fn set_capacity(&self, bytes: u64) {
-        lock(&self.books).set_capacity(bytes, &|index| self.rank(index));
+        lock(&self.books).set_capacity(bytes, &|index| self.ranks.of(index));
     }
 
     fn publish_ranks(&self, ranks: &[f32]) {
-        for (slot, rank) in self.ranks.iter().zip(ranks) {
-            slot.store(rank.to_bits(), Relaxed);
-        }
+        self.ranks.publish(ranks);
     }
 
     fn trim(&self) {}
@@ -585,11 +543,7 @@ impl ExpertStore for DirectStore {
 
     fn unlock_all(&self) {
         lock(&self.books).unlock_all();
-        if self.dense_locked.swap(false, Relaxed) {
-            for range in dense_ranges(&self.layout) {
-                pages::unlock(range);
-            }
-        }
+        self.dense.unlock();
     }
 }
 

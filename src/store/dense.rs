@@ -1,0 +1,108 @@
+//! The dense weights in the loader's mapping: locked before any expert, under every store.
+
+use super::StoreError;
+use super::layout::Layout;
+use super::pages::{self, PageRange};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
+
+/// Outcome of locking the dense weights.
+#[derive(Debug)]
+pub enum DenseLock {
+    /// Locked, bytes.
+    Locked(u64),
+    /// Not asked for.
+    Skipped,
+    /// Could not be locked; the session goes on without.
+    Failed(StoreError),
+}
+
+/// The dense weights of a layout and whether they are locked.
+#[derive(Debug)]
+pub(super) struct Dense {
+    ranges: Vec<PageRange>,
+    piece_bytes: usize,
+    locked: AtomicBool,
+}
+
+impl Dense {
+    /// The dense weights of `layout`, locked when `lock`. `piece_bytes` is the largest readahead request
+    /// that the kernel does not cut short.
+    pub(super) fn new(layout: &Layout, piece_bytes: usize, lock: bool) -> (Self, DenseLock) {
+        let dense = Self {
+            ranges: layout
+                .dense()
+                .iter()
+                .map(|&(address, len)| PageRange::outer(address, len))
+                .collect(),
+            piece_bytes,
+            locked: AtomicBool::new(false),
+        };
+        let outcome = if lock {
+            dense.lock()
+        } else {
+            DenseLock::Skipped
+        };
+        (dense, outcome)
+    }
+
+    pub(super) fn is_locked(&self) -> bool {
+        self.locked.load(Acquire)
+    }
+
+    /// What is locked, in pages; nothing where the weights are not.
+    pub(super) fn locked_ranges(&self) -> &[PageRange] {
+        if self.is_locked() { &self.ranges } else { &[] }
+    }
+
+    /// Reads and locks the weights, all or none.
+    fn lock(&self) -> DenseLock {
+        let mut bytes = 0u64;
+        for &range in &self.ranges {
+            // Locking reads what is missing; reading ahead first is only faster.
+            let _ = pages::will_need(range, self.piece_bytes);
+            if let Err(errno) = pages::lock(range) {
+                for &done in &self.ranges {
+                    pages::unlock(done);
+                }
+                self.locked.store(false, Release);
+                return DenseLock::Failed(StoreError::Lock {
+                    bytes: range.len() as u64,
+                    errno,
+                    advice: pages::advice(errno),
+                });
+            }
+            bytes += range.len() as u64;
+        }
+        self.locked.store(true, Release);
+        DenseLock::Locked(bytes)
+    }
+
+    pub(super) fn unlock(&self) {
+        if self.locked.swap(false, AcqRel) {
+            for &range in &self.ranges {
+                pages::unlock(range);
+            }
+        }
+    }
+
+    /// Drops everything that loading read of the files of `layout`, and locks the dense weights again, if
+    /// they were locked, in pages of their own.
+    pub(super) fn forget_loaded(&self, layout: &Layout) {
+        let locked = self.is_locked();
+        for &range in self.locked_ranges() {
+            pages::unlock(range);
+            let _ = pages::unmap(range);
+        }
+        for &(address, len) in layout.expert_tensors() {
+            // Advice that is refused leaves pages mapped, which the file-wide drop then spares.
+            let _ = pages::unmap(PageRange::inner(address, len));
+        }
+        for file in layout.files() {
+            pages::drop_file(file.as_fd());
+        }
+        if locked && let DenseLock::Failed(error) = self.lock() {
+            tracing::warn!("dense weights are no longer locked: {error}");
+        }
+    }
+}

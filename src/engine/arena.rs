@@ -8,10 +8,12 @@
 //! contexts over the same model are not touched.
 
 use super::lookahead::{Guess, Lookahead};
+use super::split::{MOST_ROWS, Routing, Splitter, Unsplittable};
 use super::tap::{ExpertOp, Learned, name_of};
 use llama_cpp_sys_4 as sys;
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Where the slots of one weight tensor are.
@@ -31,8 +33,22 @@ pub trait ExpertArena: Send + Sync + std::fmt::Debug {
     /// The slot of an expert of the block that was routed last.
     fn slot(&self, block: u32, expert: i32) -> Option<u32>;
 
+    /// The slot of a block's first expert while each has its own and nobody asks for routing: the
+    /// others follow in order. The store keeps it so for the decode.
+    fn home(&self, block: u32) -> Option<u32>;
+
     /// Whether reads into this tensor's part of the routed experts are still under way.
     fn is_pending(&self, block: u32, tensor: &str) -> bool;
+
+    /// Whether all of an expert of the block that was routed last has been read.
+    fn is_ready(&self, block: u32, expert: i32) -> bool;
+
+    /// Waits until more of the routed experts has been read. False when the arena has no reads under
+    /// way for them: what is not ready then is to be waited for with [`Self::wait`].
+    ///
+    /// # Errors
+    /// The cause in plain words; the decode must not be used.
+    fn wait_for_more(&self) -> Result<bool, String>;
 
     /// How many layers ahead guesses are wanted now; 0 for none.
     fn looks_ahead(&self) -> usize {
@@ -58,12 +74,22 @@ struct Stand {
     /// Name of the node before this one in the graph that was learned.
     before: String,
     window: Window,
+    /// Experts in the tensor.
+    experts: i64,
     weights: Box<sys::ggml_tensor>,
+    /// The node's own list of indices, in the graph that was bound last.
+    selection: *mut sys::ggml_tensor,
 }
 
 /// The slots of a block's routed experts, as the list of indices that nodes read.
 struct Indices {
     slots: Vec<i32>,
+    /// The experts themselves, `top_k` for each of `tokens`.
+    experts: Vec<i32>,
+    top_k: usize,
+    tokens: usize,
+    /// Whether the block is left to the scheduler as a whole.
+    whole: bool,
     /// One more than the largest of them.
     end: i64,
     tensor: Box<sys::ggml_tensor>,
@@ -78,6 +104,10 @@ pub(super) struct Rebinder {
     indices: HashMap<u32, Indices>,
     /// Uses of the block that was routed last, in graph order, that were not met yet.
     coming: std::ops::Range<usize>,
+    /// Whether the graph was cut in front of the block's first use, so that everything before it
+    /// is there.
+    cut_before_first: bool,
+    splitter: Splitter,
     lookahead: Lookahead,
 }
 
@@ -100,10 +130,16 @@ impl Rebinder {
                 tensor: used.tensor.clone(),
                 before: used.before.clone(),
                 window,
+                experts: as_i64(used.experts),
                 weights: Box::new(blank()),
+                selection: std::ptr::null_mut(),
             });
             indices.entry(used.block).or_insert_with(|| Indices {
                 slots: Vec::new(),
+                experts: Vec::new(),
+                top_k: 0,
+                tokens: 0,
+                whole: learned.shared_blocks.contains(&used.block),
                 end: 0,
                 tensor: Box::new(blank()),
             });
@@ -115,6 +151,8 @@ impl Rebinder {
             by_tensor,
             indices,
             coming: 0..0,
+            cut_before_first: false,
+            splitter: Splitter::new(),
             lookahead: Lookahead::new(),
         }
     }
@@ -131,6 +169,10 @@ impl Rebinder {
             return Ok(());
         };
         indices.slots.clear();
+        indices.experts.clear();
+        indices.experts.extend_from_slice(experts);
+        indices.top_k = top_k;
+        indices.tokens = tokens;
         indices.end = 0;
         for &expert in experts {
             let slot = self
@@ -161,6 +203,7 @@ impl Rebinder {
             .take_while(|s| s.block == block)
             .count();
         self.coming = first..first + count;
+        self.cut_before_first = false;
         Ok(())
     }
 
@@ -175,44 +218,170 @@ impl Rebinder {
         }
     }
 
+    /// Hands over the threads that the context computes with from now on.
+    pub(super) fn use_threads(&mut self, pool: NonNull<sys::ggml_threadpool>, threads: u32) {
+        self.splitter.use_threads(pool, threads);
+    }
+
     /// Whether the graph should be cut after `node`, because the next node needs bytes that are
     /// still on their way and everything up to here can be computed meanwhile. Wrong answers cost
-    /// overlap only: [`Self::bind`] waits in any case.
-    pub(super) fn cuts_after(&self, node: &sys::ggml_tensor) -> bool {
+    /// overlap only: [`Self::meet`] waits in any case.
+    pub(super) fn cuts_after(&mut self, node: &sys::ggml_tensor) -> bool {
         let Some(next) = self.stands.get(self.coming.start) else {
             return false;
         };
-        !self.coming.is_empty()
+        let cuts = !self.coming.is_empty()
+            && !self.splitter.is_collecting()
             && name_of(node) == next.before.as_bytes()
-            && self.arena.is_pending(next.block, &next.tensor)
+            && self.arena.is_pending(next.block, &next.tensor);
+        self.cut_before_first = cuts && self.is_first(self.coming.start);
+        cuts
     }
 
-    /// Points a node that uses expert weights at the arena and waits for their bytes. Called when
-    /// the scheduler asks about the node, which is always before it is computed, so no wait can be
-    /// at the wrong place.
-    pub(super) fn bind(&mut self, node: &mut sys::ggml_tensor) -> Result<(), String> {
-        if node.op != sys::GGML_OP_MUL_MAT_ID {
+    /// Whether a use is its block's first.
+    fn is_first(&self, at: usize) -> bool {
+        at == 0 || self.stands[at - 1].block != self.stands[at].block
+    }
+
+    /// Is asked about each node, always before it is computed, so no wait can be at the wrong
+    /// place. A node that uses expert weights is pointed at the arena; its bytes are waited for
+    /// here, or together with those of the whole layer.
+    pub(super) fn meet(&mut self, node: &mut sys::ggml_tensor) -> Result<(), String> {
+        if self.splitter.is_collecting() && !self.splitter.collect(node) {
+            return self.give_up_splitting("the layer is too long");
+        }
+        let Some(at) = self.bind(node)? else {
             return Ok(());
+        };
+        if self.coming.contains(&at) {
+            self.coming.start = at + 1;
+        }
+        let block = self.stands[at].block;
+        if std::mem::take(&mut self.cut_before_first) && self.may_split(block) && self.is_first(at)
+        {
+            self.splitter.begin();
+            self.splitter.collect(node);
+        }
+        if !self.splitter.is_collecting() {
+            return self.arena.wait(block, &self.stands[at].tensor);
+        }
+        if self.coming.is_empty() {
+            return self.compute_split(block);
+        }
+        Ok(())
+    }
+
+    /// Is asked about each node of a decode whose routing nobody asks for: points one that uses
+    /// expert weights at its layer's slots, which are in the experts' order.
+    pub(super) fn meet_at_home(&mut self, node: &mut sys::ggml_tensor) -> Result<(), String> {
+        let Some(at) = self.bind(node)? else {
+            return Ok(());
+        };
+        let stand = &mut self.stands[at];
+        let home = self
+            .arena
+            .home(stand.block)
+            .ok_or_else(|| format!("experts of block {} have no slots", stand.block))?;
+        let stride = stand.window.stride_bytes;
+        stand.weights.data = (stand.window.address + home as usize * stride) as *mut c_void;
+        stand.weights.ne[2] = stand.experts;
+        stand.weights.nb[3] = stride * usize::try_from(stand.experts).unwrap_or(0);
+        node.src[2] = stand.selection;
+        Ok(())
+    }
+
+    /// Whether a block's experts may be computed one by one.
+    fn may_split(&self, block: u32) -> bool {
+        let indices = self.indices.get(&block);
+        self.splitter.is_able() && indices.is_some_and(|i| !i.whole && i.experts.len() > 1)
+    }
+
+    /// Computes a collected layer's experts as they come.
+    fn compute_split(&mut self, block: u32) -> Result<(), String> {
+        let Some(indices) = self.indices.get(&block) else {
+            return self.give_up_splitting("its block is unknown");
+        };
+        let choice = format!("{}{block}", self.router_prefix);
+        let routing = Routing {
+            top_k: indices.top_k,
+            tokens: indices.tokens,
+            slots: &indices.slots,
+            experts: &indices.experts,
+            choice: &choice,
+        };
+        if let Err(Unsplittable(why)) = self.splitter.plan(&routing) {
+            return self.give_up_splitting(&why);
+        }
+        self.splitter.stop();
+        // Rows by expert, so that an expert's are computed together.
+        let mut left: Vec<usize> = (0..routing.experts.len()).collect();
+        left.sort_by_key(|&row| routing.experts[row]);
+        while !left.is_empty() {
+            let (mut ready, mut waiting) = part_ready(&*self.arena, block, &routing, &left);
+            if ready.is_empty() {
+                if self.arena.wait_for_more()? {
+                    continue;
+                }
+                wait_for_all(&*self.arena, &self.stands, block)?;
+                ready = std::mem::take(&mut waiting);
+            }
+            while !ready.is_empty() {
+                let group: Vec<usize> = ready.drain(..first_group(&routing, &ready)).collect();
+                self.splitter.compute(&group, &routing)?;
+            }
+            left = waiting;
+        }
+        wait_for_all(&*self.arena, &self.stands, block)?;
+        self.splitter.finish();
+        Ok(())
+    }
+
+    /// Leaves the collected nodes to the scheduler, now and from now on.
+    fn give_up_splitting(&mut self, why: &str) -> Result<(), String> {
+        self.splitter.stop();
+        let Some(at) = self.coming.start.checked_sub(1) else {
+            return Ok(());
+        };
+        let block = self.stands[at].block;
+        tracing::debug!("experts of block {block} are computed all at once: {why}");
+        if let Some(indices) = self.indices.get_mut(&block) {
+            indices.whole = true;
+        }
+        wait_for_all(&*self.arena, &self.stands, block)
+    }
+
+    /// Ends a decode. Says what is wrong when nodes were computed that were to be computed here.
+    pub(super) fn end(&mut self) -> Option<String> {
+        let open = self.splitter.is_collecting();
+        self.splitter.restore();
+        open.then(|| "the graph ended within a layer's experts".to_owned())
+    }
+
+    /// Points a node at the arena, if it uses expert weights, and says which use it is.
+    fn bind(&mut self, node: &mut sys::ggml_tensor) -> Result<Option<usize>, String> {
+        if node.op != sys::GGML_OP_MUL_MAT_ID {
+            return Ok(None);
         }
         // SAFETY: sources of a scheduled node are null or valid for the life of the graph; our own
         // tensors live as long as `self`, which outlives the context.
         let (Some(weights), Some(selection)) = (unsafe { node.src[0].as_ref() }, unsafe {
             node.src[2].as_ref()
         }) else {
-            return Ok(());
+            return Ok(None);
         };
         let Some(&at) = std::str::from_utf8(name_of(weights))
             .ok()
             .and_then(|name| self.by_tensor.get(name))
         else {
-            return Ok(());
+            return Ok(None);
         };
         let stand = &mut self.stands[at];
         let Some(indices) = self.indices.get_mut(&stand.block) else {
-            return Ok(());
+            return Ok(None);
         };
         let ours = std::ptr::eq(weights, &raw const *stand.weights);
         if !ours {
+            stand.selection = node.src[2];
             let chosen_by = format!("{}{}", self.router_prefix, stand.block);
             if name_of(selection) != chosen_by.as_bytes() {
                 return Err(format!(
@@ -221,24 +390,57 @@ impl Rebinder {
                 ));
             }
             *stand.weights = *weights;
-            stand.weights.data = stand.window.address as *mut c_void;
             stand.weights.nb[2] = stand.window.stride_bytes;
             stand.weights.view_src = std::ptr::null_mut();
             indices.tensor.buffer = selection.buffer;
             indices.tensor.name = selection.name;
             node.src[0] = &raw mut *stand.weights;
         }
+        stand.weights.data = stand.window.address as *mut c_void;
         stand.weights.ne[2] = indices.end;
         stand.weights.nb[3] = stand
             .window
             .stride_bytes
             .saturating_mul(usize::try_from(indices.end).unwrap_or(usize::MAX));
         node.src[2] = &raw mut *indices.tensor;
-        if self.coming.contains(&at) {
-            self.coming.start = at + 1;
-        }
-        self.arena.wait(stand.block, &stand.tensor)
+        Ok(Some(at))
     }
+}
+
+/// Waits until everything that a block's uses need has been read.
+fn wait_for_all(arena: &dyn ExpertArena, stands: &[Stand], block: u32) -> Result<(), String> {
+    stands
+        .iter()
+        .filter(|stand| stand.block == block)
+        .try_for_each(|stand| arena.wait(block, &stand.tensor))
+}
+
+/// Parts rows, which are in the order of their experts, into those whose experts have been read and
+/// the others.
+fn part_ready(
+    arena: &dyn ExpertArena,
+    block: u32,
+    routing: &Routing<'_>,
+    rows: &[usize],
+) -> (Vec<usize>, Vec<usize>) {
+    let (mut ready, mut waiting) = (Vec::new(), Vec::new());
+    for of_one in rows.chunk_by(|&a, &b| routing.experts[a] == routing.experts[b]) {
+        let is_ready = arena.is_ready(block, routing.experts[of_one[0]]);
+        if is_ready { &mut ready } else { &mut waiting }.extend_from_slice(of_one);
+    }
+    (ready, waiting)
+}
+
+/// How many of `rows` make a group: whole experts, few enough to bound the memory it takes.
+fn first_group(routing: &Routing<'_>, rows: &[usize]) -> usize {
+    let mut end = 0;
+    for of_one in rows.chunk_by(|&a, &b| routing.experts[a] == routing.experts[b]) {
+        if end > 0 && end + of_one.len() > MOST_ROWS {
+            break;
+        }
+        end += of_one.len();
+    }
+    end
 }
 
 fn as_i64(n: usize) -> i64 {

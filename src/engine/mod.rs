@@ -18,8 +18,10 @@ mod poison;
 pub mod quantize;
 mod sampler;
 mod session;
+mod split;
 mod tap;
 mod threads;
+mod trail;
 
 pub use arena::{ExpertArena, Window};
 pub use batch::Row;

@@ -259,6 +259,9 @@ impl<'m> Session<'m> {
         // llama_decode returns with work still queued; logits and timings need it done.
         self.context.synchronize();
         let decode_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        if let Some(tap) = &mut self.tap {
+            tap.get_mut().restore();
+        }
         let outcome = match self.poison.take() {
             Some(cause) => Err(EngineError::Poisoned(cause)),
             None => result.map_err(|e| fail(e.to_string())),
@@ -286,6 +289,9 @@ impl<'m> Session<'m> {
         if let Some(pool) = self.pools.pick(streams) {
             // SAFETY: the pools live as long as the session and are dropped after its context.
             unsafe { self.context.attach_threadpool(pool.as_ptr(), pool.as_ptr()) };
+            if let (Some(tap), Some(raw)) = (&mut self.tap, NonNull::new(pool.as_ptr())) {
+                tap.get_mut().use_threads(raw, self.options.threads);
+            }
         }
     }
 

@@ -8,9 +8,11 @@
 use super::Poison;
 use super::arena::{ExpertArena, Rebinder};
 use super::idle::IdleExperts;
+use super::trail::Trail;
 use llama_cpp_sys_4 as sys;
 use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -109,6 +111,9 @@ pub struct Learned {
     pub blocks: Vec<u32>,
     /// Largest top-k seen.
     pub top_k: usize,
+    /// Blocks in which something between the first and the last expert multiplication is used after
+    /// the last, too.
+    pub shared_blocks: Vec<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,8 +128,12 @@ pub(super) struct Tap {
     learned: Learned,
     sink: Option<Box<dyn RouteSink>>,
     rebinder: Option<Rebinder>,
+    /// The threads that the context computes with.
+    threads: Option<(NonNull<sys::ggml_threadpool>, u32)>,
     /// Name of the node that was asked about last, while learning.
     before: String,
+    /// The graph that is being learned.
+    trail: Trail,
     idle: IdleExperts,
     experts: Vec<i32>,
     batch_tokens: usize,
@@ -151,7 +160,9 @@ impl Tap {
             learned: Learned::default(),
             sink: None,
             rebinder: None,
+            threads: None,
             before: String::new(),
+            trail: Trail::default(),
             idle: IdleExperts::default(),
             experts: Vec::new(),
             batch_tokens: 0,
@@ -175,7 +186,12 @@ impl Tap {
         max_tokens: usize,
     ) {
         self.phase = Phase::Running;
+        self.learned.shared_blocks = self.trail.shared_blocks();
+        self.trail.clear();
         self.rebinder = arena.map(|arena| Rebinder::new(arena, &self.learned));
+        if let (Some(rebinder), Some((pool, threads))) = (&mut self.rebinder, self.threads) {
+            rebinder.use_threads(pool, threads);
+        }
         self.experts = Vec::with_capacity(self.learned.top_k * max_tokens);
         self.sink = Some(sink);
     }
@@ -186,15 +202,32 @@ impl Tap {
 
     /// Marks the start of a decode of `tokens`.
     pub(super) fn begin(&mut self, pass: Pass, tokens: usize) {
+        self.trail.clear();
         self.batch_tokens = tokens;
         self.pass = pass;
         self.watching = self.sink.as_mut().is_some_and(|sink| sink.watches(pass));
         self.last = Instant::now();
     }
 
+    /// Puts the graph back as llama.cpp made it. Called after each decode, before its outcome is
+    /// looked at.
+    pub(super) fn restore(&mut self) {
+        self.idle.restore();
+        if let Some(cause) = self.rebinder.as_mut().and_then(Rebinder::end) {
+            self.poison.set(cause);
+        }
+    }
+
+    /// Hands over the threads that the context computes with from now on.
+    pub(super) fn use_threads(&mut self, pool: NonNull<sys::ggml_threadpool>, threads: u32) {
+        self.threads = Some((pool, threads));
+        if let Some(rebinder) = &mut self.rebinder {
+            rebinder.use_threads(pool, threads);
+        }
+    }
+
     /// Marks the end of a decode that failed.
     pub(super) fn abandon(&mut self) {
-        self.idle.restore();
         if let Some(sink) = &mut self.sink {
             sink.abandoned();
         }
@@ -202,7 +235,6 @@ impl Tap {
 
     /// Marks the end of a decode that began `decode_ns` ago.
     pub(super) fn end(&mut self, tokens: usize, decode_ns: u64) {
-        self.idle.restore();
         let since = nanos(self.last);
         if let Some(sink) = &mut self.sink {
             sink.decoded(self.pass, tokens, since, decode_ns);
@@ -213,7 +245,8 @@ impl Tap {
     fn wants(&mut self, node: &mut sys::ggml_tensor) -> bool {
         match self.phase {
             Phase::Learning => {
-                self.learn(node);
+                let block = self.learn(node);
+                self.trail.add(node, block);
                 self.idle.spare(node);
                 self.before.clear();
                 self.before
@@ -227,11 +260,15 @@ impl Tap {
                 if let Some(rebinder) = &mut self.rebinder {
                     // What was poisoned before must not be waited for again and again.
                     if !self.poison.is_set()
-                        && let Err(cause) = rebinder.bind(node)
+                        && let Err(cause) = if self.watching {
+                            rebinder.meet(node)
+                        } else {
+                            rebinder.meet_at_home(node)
+                        }
                     {
                         self.poison.set(cause);
                     }
-                    if rebinder.cuts_after(node) {
+                    if self.watching && rebinder.cuts_after(node) {
                         return true;
                     }
                 }
@@ -241,39 +278,43 @@ impl Tap {
         }
     }
 
-    /// Records a node that uses expert weights.
-    fn learn(&mut self, node: &sys::ggml_tensor) {
+    /// Records a node that uses expert weights. Returns the block whose experts it multiplies by.
+    fn learn(&mut self, node: &sys::ggml_tensor) -> Option<u32> {
         let (op, weights, selection) = match node.op {
             sys::GGML_OP_MUL_MAT_ID => (ExpertOp::Multiply, node.src[0], node.src[2]),
             sys::GGML_OP_ADD_ID => (ExpertOp::AddBias, node.src[1], node.src[2]),
-            _ => return,
+            _ => return None,
         };
         // SAFETY: sources of a scheduled node are null or valid for the life of the graph.
         let (Some(weights), Some(selection)) =
             (unsafe { weights.as_ref() }, unsafe { selection.as_ref() })
         else {
-            return;
+            return None;
         };
         let Ok(tensor) = std::str::from_utf8(name_of(weights)) else {
-            return;
+            return None;
         };
         let router = name_of(selection);
         let Some(dash) = router.iter().rposition(|&b| b == b'-') else {
-            return;
+            return None;
         };
         let (prefix, block) = router.split_at(dash + 1);
         let (Ok(prefix), Some(block)) = (std::str::from_utf8(prefix), number(block)) else {
-            return;
+            return None;
         };
         if !tensor.contains("_exps") {
-            return;
+            return None;
         }
+        let multiplies = (op == ExpertOp::Multiply).then_some(block);
         let learned = &mut self.learned;
         if learned.router_prefix.is_empty() {
             prefix.clone_into(&mut learned.router_prefix);
         }
-        if prefix != learned.router_prefix || learned.uses.iter().any(|u| u.tensor == tensor) {
-            return;
+        if prefix != learned.router_prefix {
+            return None;
+        }
+        if learned.uses.iter().any(|u| u.tensor == tensor) {
+            return multiplies;
         }
         if learned.blocks.last() != Some(&block) {
             learned.blocks.push(block);
@@ -292,6 +333,7 @@ impl Tap {
             stride_bytes: weights.nb[last_dim],
             experts: usize::try_from(weights.ne[last_dim]).unwrap_or(0),
         });
+        multiplies
     }
 
     /// Reads a router output and hands it on. False stops the scheduler's loop.

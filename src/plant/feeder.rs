@@ -152,8 +152,8 @@ impl Feeder {
 
 impl RouteSink for Feeder {
     fn watches(&mut self, pass: Pass) -> bool {
-        let sampled = pass == Pass::Next && self.recorder.is_none() && self.store.is_complete();
-        if sampled && self.unseen + 1 < SAMPLE_EVERY {
+        let may_miss = pass == Pass::Next && self.recorder.is_none();
+        if may_miss && self.unseen + 1 < SAMPLE_EVERY && self.store.is_complete() {
             self.unseen += 1;
             return false;
         }
@@ -190,6 +190,7 @@ impl RouteSink for Feeder {
     }
 
     fn decoded(&mut self, pass: Pass, tokens: usize, since_last_ns: u64, decode_ns: u64) {
+        self.store.release();
         if pass == Pass::Next {
             self.settle(tokens, since_last_ns);
         }
@@ -207,6 +208,7 @@ impl RouteSink for Feeder {
     }
 
     fn abandoned(&mut self) {
+        self.store.release();
         self.last = None;
         if let Some(recorder) = &mut self.recorder {
             recorder.abandon_batch();

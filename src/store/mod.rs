@@ -134,8 +134,12 @@ pub trait ExpertStore: Send + Sync + std::fmt::Debug {
     /// When bytes cannot be had; the decode must not go on.
     fn fetch(&self, experts: &[ExpertId]) -> Result<Fetched, StoreError>;
 
-    /// Whether every expert is resident and the engine may use them without [`Self::fetch`].
+    /// Whether every expert is resident and the engine may use them without [`Self::fetch`], until
+    /// [`Self::release`].
     fn is_complete(&self) -> bool;
+
+    /// Ends what [`Self::is_complete`] granted.
+    fn release(&self) {}
 
     /// Locks an expert, reading it first where it is not resident. True when it is locked now and
     /// was not before.

@@ -136,6 +136,14 @@ impl Arena {
         unsafe { std::ptr::copy_nonoverlapping(from, to, self.slot_bytes) };
     }
 
+    /// Exchanges two slots' contents.
+    pub(super) fn swap(&self, a: u32, b: u32) {
+        debug_assert_ne!(a, b);
+        let (a, b) = (self.address(a) as *mut u8, self.address(b) as *mut u8);
+        // SAFETY: as for `copy`.
+        unsafe { std::ptr::swap_nonoverlapping(a, b, self.slot_bytes) };
+    }
+
     /// Gives the memory of slots `first..end` back; those before keep the huge page that they share
     /// with the first. Touching the others again costs a fault.
     pub(super) fn release_from(&mut self, first: u32, end: u32) {

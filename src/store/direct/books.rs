@@ -4,6 +4,8 @@
 //! governor both change slots, and an expert that the engine uses at this moment must not lose its
 //! own, or the sums would be of another expert's weights.
 
+mod homes;
+
 use super::arena::Arena;
 use super::geometry::Geometry;
 use hotpin_controllers::{ExpertId, Held, ModelShape, Residence};
@@ -55,6 +57,8 @@ struct Pool {
 pub(super) struct Books {
     states: Vec<State>,
     slots: Vec<u32>,
+    /// The slot of each expert where there is room for all.
+    homes: Vec<u32>,
     classes: Vec<u16>,
     bytes: Vec<u64>,
     pools: Vec<Pool>,
@@ -64,6 +68,8 @@ pub(super) struct Books {
     pinned_bytes: u64,
     transit_bytes: u64,
     may_pin: bool,
+    /// The engine uses everything.
+    held: bool,
 }
 
 impl Books {
@@ -92,12 +98,23 @@ impl Books {
                 })
             })
             .collect::<io::Result<Vec<_>>>()?;
+        let classes: Vec<u16> = ids()
+            .map(|id| u16::try_from(geometry.class(id)).unwrap_or(u16::MAX))
+            .collect();
+        let mut members = vec![0; geometry.classes.len()];
+        let homes = classes
+            .iter()
+            .map(|&class| {
+                let member = &mut members[usize::from(class)];
+                *member += 1;
+                *member - 1
+            })
+            .collect();
         Ok(Self {
             states: vec![State::Absent; experts],
             slots: vec![NO_SLOT; experts],
-            classes: ids()
-                .map(|id| u16::try_from(geometry.class(id)).unwrap_or(u16::MAX))
-                .collect(),
+            homes,
+            classes,
             bytes: ids().map(|id| shape.bytes(id)).collect(),
             pools,
             in_use: Vec::new(),
@@ -106,6 +123,7 @@ impl Books {
             pinned_bytes: 0,
             transit_bytes: 0,
             may_pin: true,
+            held: false,
         })
     }
 
@@ -152,7 +170,7 @@ impl Books {
 
     /// Evicts the `count` lowest-ranked experts in transit.
     fn evict(&mut self, class: u16, count: usize, rank: &dyn Fn(usize) -> f32) {
-        if count == 0 {
+        if count == 0 || self.is_held() {
             return;
         }
         let mut victims = std::mem::take(&mut self.victims);
@@ -199,17 +217,18 @@ impl Books {
     /// this cannot fail; memory beyond the budget is given back later.
     pub(super) fn take_slot(&mut self, id: ExpertId) {
         debug_assert_eq!(self.states[id.index()], State::Absent);
+        let own = self.own_slot(id);
         let pool = &mut self.pools[usize::from(self.classes[id.index()])];
-        let slot = pool.free.pop_first().unwrap_or_else(|| {
+        let slot = own.or_else(|| pool.free.pop_first()).unwrap_or_else(|| {
             let fresh = pool.next;
             debug_assert!((fresh as usize) < pool.arena.slots());
             pool.next += 1;
             pool.owners.push(NO_EXPERT);
-            if self.may_pin {
-                pool.arena.lock_up_to(fresh);
-            }
             fresh
         });
+        if self.may_pin {
+            pool.arena.lock_up_to(slot);
+        }
         pool.used += 1;
         pool.owners[slot as usize] = id.0;
         self.slots[id.index()] = slot;
@@ -266,7 +285,10 @@ impl Books {
             pool.budget = (share_bytes / pool.arena.slot_bytes()).min(pool.arena.slots());
             let excess = pool.used.saturating_sub(pool.budget);
             self.evict(u16::try_from(class).unwrap_or(u16::MAX), excess, rank);
-            self.shorten(class);
+            if !self.is_held() {
+                self.shorten(class);
+            }
+            self.bring_home(class);
         }
     }
 

@@ -32,6 +32,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+/// Missing experts of a layer up to which they are read one after the other.
+const MOST_ONE_BY_ONE: usize = 16;
+
 /// How a direct store reads. The defaults are what it falls back from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectOptions {
@@ -434,15 +437,21 @@ impl ExpertStore for DirectStore {
                 }
             }
         }
-        // Part by part, in the order in which the graph uses them.
-        for part in 0..self.geometry.most_parts {
-            for &(id, address) in &reads {
-                if part < self.geometry.parts(id) {
-                    found.bytes += self.queue(&mut engine.reader, id, part, address);
-                    engine.pending[id.index() * self.geometry.most_parts + part] = true;
-                    engine.left[id.index()] += 1;
-                }
-            }
+        // In the order in which they are used: a few experts are computed one by one, many part by
+        // part.
+        let parts = 0..self.geometry.most_parts;
+        let mut order: Vec<(usize, usize)> = parts
+            .flat_map(|part| (0..reads.len()).map(move |read| (part, read)))
+            .filter(|&(part, read)| part < self.geometry.parts(reads[read].0))
+            .collect();
+        if reads.len() <= MOST_ONE_BY_ONE {
+            order.sort_by_key(|&(part, read)| (read, part));
+        }
+        for (part, read) in order {
+            let (id, address) = reads[read];
+            found.bytes += self.queue(&mut engine.reader, id, part, address);
+            engine.pending[id.index() * self.geometry.most_parts + part] = true;
+            engine.left[id.index()] += 1;
         }
         if let Some(&(id, _)) = reads.first() {
             engine.reader.start().map_err(|e| fail(e.to_string()))?;
@@ -453,8 +462,11 @@ impl ExpertStore for DirectStore {
     }
 
     fn is_complete(&self) -> bool {
-        // What is resident may still have to be bound, which goes by what was fetched.
-        false
+        lock(&self.books).hold()
+    }
+
+    fn release(&self) {
+        lock(&self.books).release();
     }
 
     fn start_tick(&self) {
@@ -567,6 +579,11 @@ impl ExpertArena for DirectStore {
         lock(&self.books).slot(self.geometry.shape.id(layer, index))
     }
 
+    fn home(&self, block: u32) -> Option<u32> {
+        let layer = (*self.geometry.layer_of_block.get(block as usize)?)?;
+        Some(lock(&self.books).home(self.geometry.shape.id(layer, 0)))
+    }
+
     fn is_pending(&self, _block: u32, tensor: &str) -> bool {
         let Some(&(_, part)) = self.geometry.by_tensor.get(tensor) else {
             return false;
@@ -577,6 +594,40 @@ impl ExpertArena for DirectStore {
                 .routed
                 .iter()
                 .any(|id| engine.pending[id.index() * self.geometry.most_parts + part])
+    }
+
+    fn is_ready(&self, block: u32, expert: i32) -> bool {
+        if self.fault == Some(Fault::SkipWait) {
+            return true;
+        }
+        let Some(layer) = self
+            .geometry
+            .layer_of_block
+            .get(block as usize)
+            .copied()
+            .flatten()
+        else {
+            return false;
+        };
+        let Ok(index) = u32::try_from(expert) else {
+            return false;
+        };
+        let id = self.geometry.shape.id(layer, index);
+        lock(&self.engine).left[id.index()] == 0
+            && matches!(lock(&self.books).state(id), State::Transit | State::Pinned)
+    }
+
+    fn wait_for_more(&self) -> Result<bool, String> {
+        let mut engine = lock(&self.engine);
+        let engine = &mut *engine;
+        if !engine.routed.iter().any(|id| engine.left[id.index()] > 0) {
+            return Ok(false);
+        }
+        let started = Instant::now();
+        self.take_in(engine, true)?;
+        let ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.waited_ns.fetch_add(ns, Relaxed);
+        Ok(true)
     }
 
     fn looks_ahead(&self) -> usize {

@@ -1,0 +1,90 @@
+//! The graph as warm-up saw it, kept to find out what is used where.
+
+use llama_cpp_sys_4 as sys;
+use std::collections::HashMap;
+
+/// One node, by addresses: nothing is read through them.
+struct Seen {
+    address: usize,
+    sources: Vec<usize>,
+    /// The block whose experts it multiplies by.
+    block: Option<u32>,
+}
+
+/// The nodes of one graph, in order.
+#[derive(Default)]
+pub(super) struct Trail(Vec<Seen>);
+
+impl Trail {
+    /// Forgets the graph before.
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Adds a node; `block` is that whose experts it multiplies by.
+    pub(super) fn add(&mut self, node: &sys::ggml_tensor, block: Option<u32>) {
+        let sources = node.src.iter().filter(|s| !s.is_null());
+        self.0.push(Seen {
+            address: std::ptr::from_ref(node) as usize,
+            sources: sources.map(|&s| s as usize).collect(),
+            block,
+        });
+    }
+
+    /// Blocks of which something from the first expert multiplication on, but before the last, is
+    /// used after the last.
+    pub(super) fn shared_blocks(&self) -> Vec<u32> {
+        let mut ranges: HashMap<u32, (usize, usize)> = HashMap::new();
+        for (at, seen) in self.0.iter().enumerate() {
+            if let Some(block) = seen.block {
+                ranges.entry(block).or_insert((at, at)).1 = at;
+            }
+        }
+        let mut block_of: HashMap<usize, (u32, usize)> = HashMap::new();
+        for (&block, &(first, last)) in &ranges {
+            for seen in &self.0[first..last] {
+                block_of.insert(seen.address, (block, last));
+            }
+        }
+        let mut shared: Vec<u32> = self
+            .0
+            .iter()
+            .enumerate()
+            .flat_map(|(at, seen)| seen.sources.iter().map(move |source| (at, source)))
+            .filter_map(|(at, source)| {
+                let &(block, last) = block_of.get(source)?;
+                (at > last).then_some(block)
+            })
+            .collect();
+        shared.sort_unstable();
+        shared.dedup();
+        shared
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Seen, Trail};
+
+    #[test]
+    fn only_what_is_used_after_the_last_multiplication_is_shared() {
+        let seen = |address, sources: &[usize], block| Seen {
+            address,
+            sources: sources.to_vec(),
+            block,
+        };
+        let mut trail = Trail(vec![
+            seen(1, &[], None),
+            seen(2, &[1], Some(0)),
+            seen(3, &[2], None),
+            seen(4, &[3], Some(0)),
+            seen(5, &[4, 1], None),
+            seen(6, &[5], Some(1)),
+            seen(7, &[6], None),
+            seen(8, &[7], Some(1)),
+        ]);
+        assert!(trail.shared_blocks().is_empty());
+        trail.0.push(seen(9, &[8, 7], None));
+        assert_eq!(trail.shared_blocks(), [1]);
+    }
+}

@@ -95,6 +95,15 @@ struct Indices {
     tensor: Box<sys::ggml_tensor>,
 }
 
+/// How an arena's experts were used so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ArenaUse {
+    /// Layers of which some experts were computed while others were still being read.
+    pub split_layers: u64,
+    /// Decodes that used all experts at home, without asking for routing.
+    pub home_decodes: u64,
+}
+
 /// Points nodes at an arena.
 pub(super) struct Rebinder {
     arena: Arc<dyn ExpertArena>,
@@ -109,6 +118,7 @@ pub(super) struct Rebinder {
     cut_before_first: bool,
     splitter: Splitter,
     lookahead: Lookahead,
+    used: ArenaUse,
 }
 
 impl Rebinder {
@@ -154,6 +164,7 @@ impl Rebinder {
             cut_before_first: false,
             splitter: Splitter::new(),
             lookahead: Lookahead::new(),
+            used: ArenaUse::default(),
         }
     }
 
@@ -313,6 +324,7 @@ impl Rebinder {
             return self.give_up_splitting(&why);
         }
         self.splitter.stop();
+        self.used.split_layers += 1;
         // Rows by expert, so that an expert's are computed together.
         let mut left: Vec<usize> = (0..routing.experts.len()).collect();
         left.sort_by_key(|&row| routing.experts[row]);
@@ -348,6 +360,16 @@ impl Rebinder {
             indices.whole = true;
         }
         wait_for_all(&*self.arena, &self.stands, block)
+    }
+
+    /// How experts were used so far.
+    pub(super) const fn used(&self) -> ArenaUse {
+        self.used
+    }
+
+    /// Notes a decode at home.
+    pub(super) fn count_home_decode(&mut self) {
+        self.used.home_decodes += 1;
     }
 
     /// Ends a decode. Says what is wrong when nodes were computed that were to be computed here.

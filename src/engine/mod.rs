@@ -23,7 +23,7 @@ mod tap;
 mod threads;
 mod trail;
 
-pub use arena::{ExpertArena, Window};
+pub use arena::{ArenaUse, ExpertArena, Window};
 pub use batch::Row;
 pub use lookahead::Guess;
 pub use model::{Model, Token};

@@ -4,8 +4,8 @@ use super::batch::Row;
 use super::tap::{Pass, Tap, on_abort_check, on_node};
 use super::threads::ThreadPools;
 use super::{
-    EngineError, EngineOptions, ExpertArena, FlashAttention, Learned, Model, Poison, RouteSink,
-    Token, log,
+    ArenaUse, EngineError, EngineOptions, ExpertArena, FlashAttention, Learned, Model, Poison,
+    RouteSink, Token, log,
 };
 use llama_cpp_4::context::LlamaContext;
 use llama_cpp_4::context::params::{LlamaContextParams, LlamaFlashAttnType};
@@ -158,6 +158,12 @@ impl<'m> Session<'m> {
         if let Some(tap) = &mut self.tap {
             tap.get_mut().run(sink, arena, max_tokens);
         }
+    }
+
+    /// How the experts of an arena were used so far; `None` without one.
+    #[must_use]
+    pub fn arena_use(&self) -> Option<ArenaUse> {
+        self.tap.as_ref().and_then(|tap| tap.get().arena_use())
     }
 
     /// The flag that stops a decode from outside.

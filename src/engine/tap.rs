@@ -6,7 +6,7 @@
 //! router outputs are asked for; the scheduler then runs the graph in pieces that end there.
 
 use super::Poison;
-use super::arena::{ExpertArena, Rebinder};
+use super::arena::{ArenaUse, ExpertArena, Rebinder};
 use super::idle::IdleExperts;
 use super::trail::Trail;
 use llama_cpp_sys_4 as sys;
@@ -207,6 +207,14 @@ impl Tap {
         self.pass = pass;
         self.watching = self.sink.as_mut().is_some_and(|sink| sink.watches(pass));
         self.last = Instant::now();
+        if let (Some(rebinder), false) = (&mut self.rebinder, self.watching) {
+            rebinder.count_home_decode();
+        }
+    }
+
+    /// How an arena's experts were used so far; `None` without an arena.
+    pub(super) fn arena_use(&self) -> Option<ArenaUse> {
+        self.rebinder.as_ref().map(Rebinder::used)
     }
 
     /// Puts the graph back as llama.cpp made it. Called after each decode, before its outcome is

@@ -53,6 +53,14 @@ fn direct_computes_stock_bits_under_every_policy_however_little_it_may_keep() {
         assert_eq!(status.failed, None, "{what}");
         let totals = rig.counters.totals();
         assert_eq!(totals.misses > 0, limit_bytes < all, "{what}: {totals:?}");
+        let used = rig.session.arena_use().expect("an arena");
+        // Nothing is looked at while everything is there; else experts are computed as they come.
+        assert_eq!(
+            used.home_decodes > 0,
+            limit_bytes >= all,
+            "{what}: {used:?}"
+        );
+        assert_eq!(used.split_layers > 0, limit_bytes < all, "{what}: {used:?}");
         check_books(&loaded, &rig, &what);
     }
 }

@@ -273,6 +273,8 @@ impl Books {
 
     /// Sets the budgets and evicts what exceeds them.
     pub(super) fn set_capacity(&mut self, bytes: u64, rank: &dyn Fn(usize) -> f32) {
+        // Slots are a little larger than experts; who may keep them all may have all slots.
+        let keeps_all = bytes >= self.bytes.iter().sum();
         for class in 0..self.pools.len() {
             let pool = &mut self.pools[class];
             #[expect(
@@ -282,7 +284,11 @@ impl Books {
                 reason = "bytes of memory are far below 2^53, and the product is not negative"
             )]
             let share_bytes = (bytes as f64 * pool.share) as usize;
-            pool.budget = (share_bytes / pool.arena.slot_bytes()).min(pool.arena.slots());
+            pool.budget = if keeps_all {
+                pool.arena.slots()
+            } else {
+                (share_bytes / pool.arena.slot_bytes()).min(pool.arena.slots())
+            };
             let excess = pool.used.saturating_sub(pool.budget);
             self.evict(u16::try_from(class).unwrap_or(u16::MAX), excess, rank);
             if !self.is_held() {

@@ -4,6 +4,7 @@
 //! compared bit by bit without the hash costing any of them time.
 
 use super::protocol::{ChildError, ChildRequest, ChildResult, SegmentResult, Task};
+use super::roofline::{Measured, Roofline};
 use crate::engine::{EngineOptions, Model, Session, Token};
 use crate::governor::{Journal, JournalFile};
 use crate::model::ModelMap;
@@ -13,7 +14,7 @@ use crate::sensors::{Roots, Sample, Sensors};
 use crate::store::{DirectOptions, StoreKind};
 use crate::trace::Recorder;
 use anyhow::{Context, Result, bail};
-use hotpin_controllers::{AdaptiveConfig, Moment, PolicyKind};
+use hotpin_controllers::{AdaptiveConfig, ModelShape, Moment, PolicyKind};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fmt::Write as _;
@@ -97,7 +98,7 @@ fn run(request: &ChildRequest) -> Result<ChildResult> {
         let _ = writeln!(std::io::stderr(), "{policy}: {name}");
         segments.push(meter.segment(&mut rig, policy, name, &work, request)?);
     }
-    Ok(meter.result(request, &rig, segments, load_s))
+    Ok(meter.result(request, &rig, map.shape(), segments, load_s))
 }
 
 fn rig_options(request: &ChildRequest, map: &ModelMap) -> Result<RigOptions> {
@@ -258,6 +259,7 @@ impl Meter {
         mut self,
         request: &ChildRequest,
         rig: &Rig<'_>,
+        shape: &ModelShape,
         segments: Vec<SegmentResult>,
         load_s: f64,
     ) -> ChildResult {
@@ -281,9 +283,32 @@ impl Meter {
             segments,
             logits_sha256: Some(sha),
             capacity_bytes: status.as_ref().map(|s| s.decision.capacity_bytes),
+            roofline: roofline(rig, shape),
             notes,
         }
     }
+}
+
+/// The run's roofline, where the store and the engine know enough for one.
+#[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
+fn roofline(rig: &Rig<'_>, shape: &ModelShape) -> Option<Roofline> {
+    let totals = rig.counters.totals();
+    let used = rig.session.arena_use().filter(|used| used.split_rows > 0)?;
+    let learned = rig.session.learned()?;
+    // The time of prompts is not told apart.
+    if totals.prefill_tokens > 0 {
+        return None;
+    }
+    Roofline::of(&Measured {
+        tokens: totals.decode_tokens,
+        decode_ns: totals.decode_ns,
+        stall_ns: totals.stall_ns,
+        missed: &rig.counters.missed(),
+        expert_bytes: shape.total_bytes() as f64 / shape.total_experts().max(1) as f64,
+        top_k: learned.top_k as f64,
+        expert_ns: used.split_ns as f64 / used.split_rows as f64,
+        bandwidth: rig.store.as_ref()?.read_bandwidth()?,
+    })
 }
 
 fn likeliest(logits: &[f32]) -> Token {

@@ -20,6 +20,7 @@ pub mod protocol;
 pub mod ratios;
 pub mod report;
 pub mod residency;
+pub mod roofline;
 pub mod session;
 pub mod stats;
 pub mod table;

@@ -6,6 +6,7 @@
 
 use std::path::PathBuf;
 
+use super::roofline::Roofline;
 use serde::{Deserialize, Serialize};
 
 /// What a child decodes.
@@ -121,6 +122,9 @@ pub struct ChildResult {
     pub logits_sha256: Option<String>,
     /// Capacity at the end of the run in bytes.
     pub capacity_bytes: Option<u64>,
+    /// How close it came to what its disk and cores allow; of store `direct`.
+    #[serde(default)]
+    pub roofline: Option<Roofline>,
     /// What the reader of the figures has to know.
     #[serde(default)]
     pub notes: Vec<String>,

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::plan::Plan;
 use super::protocol::SegmentResult;
 use super::ratios::{PolicyRatios, hashes, hashes_equal, ratios};
+use super::roofline::Roofline;
 use super::session::Sample;
 use super::stats::{median, median_u64, range};
 use super::verdict::verdict;
@@ -73,6 +74,8 @@ pub struct PolicyRun {
     pub capacity_bytes: Option<u64>,
     /// Bytes of the model in the page cache at the start.
     pub resident_at_start_bytes: Option<u64>,
+    /// The roofline of the repeat that took the median time.
+    pub roofline: Option<Roofline>,
     /// One for each domain or prompt.
     pub segments: Vec<SegmentRun>,
     /// The hash that all its repeats gave; none when they differ or one is unknown.
@@ -230,10 +233,18 @@ impl PolicyRun {
             pinned_bytes: bytes(|s| s.result.pinned_bytes),
             capacity_bytes: bytes(|s| s.result.capacity_bytes),
             resident_at_start_bytes: bytes(|s| s.result.resident_at_start_bytes),
+            roofline: middle(&own).and_then(|s| s.result.roofline),
             segments: segments(&own)?,
             logits_sha256: hash.filter(|_| one_hash),
         })
     }
+}
+
+/// The sample whose speed is the median, or the faster of the two around it.
+fn middle<'s>(own: &[&'s Sample]) -> Option<&'s Sample> {
+    let mut order = own.to_vec();
+    order.sort_by(|a, b| a.total_tok_s.total_cmp(&b.total_tok_s));
+    order.get(order.len() / 2).copied()
 }
 
 /// Every sample has the same segments in the same order: the child's answer was checked for that.
@@ -301,6 +312,7 @@ pub(crate) mod tests {
             segments: segments.collect(),
             logits_sha256: (!hash.is_empty()).then(|| hash.to_owned()),
             capacity_bytes: None,
+            roofline: None,
             notes: Vec::new(),
         };
         let tokens: f64 = result.segments.iter().map(|s| f64::from(s.tokens)).sum();

@@ -21,6 +21,11 @@ pub fn report_text(report: &Report) -> String {
         "\nCosts, medians; per token over all segments\n{}\n",
         costs(report)
     ));
+    for run in &report.runs {
+        if let Some(roofline) = &run.roofline {
+            text.push_str(&format!("\nRoofline of `{}`: {roofline}\n", run.policy));
+        }
+    }
     if report.repeats > 1 && !report.ratios.is_empty() {
         let baseline = &report.ratios[0].baseline;
         text.push_str(&format!("\nSpeed over `{baseline}`, within each repeat\n"));

@@ -15,6 +15,7 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Where the slots of one weight tensor are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,6 +101,10 @@ struct Indices {
 pub struct ArenaUse {
     /// Layers of which some experts were computed while others were still being read.
     pub split_layers: u64,
+    /// Rows that were computed in them: one for each expert of each token.
+    pub split_rows: u64,
+    /// Time that computing them took, ns.
+    pub split_ns: u64,
     /// Decodes that used all experts at home, without asking for routing.
     pub home_decodes: u64,
 }
@@ -339,7 +344,10 @@ impl Rebinder {
             }
             while !ready.is_empty() {
                 let group: Vec<usize> = ready.drain(..first_group(&routing, &ready)).collect();
+                let started = Instant::now();
                 self.splitter.compute(&group, &routing)?;
+                self.used.split_rows += group.len() as u64;
+                self.used.split_ns += u64::try_from(started.elapsed().as_nanos()).unwrap_or(0);
             }
             left = waiting;
         }

@@ -3,6 +3,9 @@
 use crate::engine::Pass;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
+/// Layers are counted by how many of their routed experts were missing, up to this many.
+pub const MOST_MISSED: usize = 16;
+
 /// Totals since load. Counters are independent: a reader may see one a moment before another.
 #[derive(Debug)]
 pub struct Counters {
@@ -17,6 +20,7 @@ pub struct Counters {
     pinned_hits: AtomicU64,
     misses: AtomicU64,
     fetch_bytes: AtomicU64,
+    missed: [AtomicU64; MOST_MISSED + 1],
 }
 
 /// A copy of the scalar totals. Units are in the names.
@@ -81,6 +85,7 @@ impl Counters {
             pinned_hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
             fetch_bytes: AtomicU64::new(0),
+            missed: std::array::from_fn(|_| AtomicU64::new(0)),
         }
     }
 
@@ -99,6 +104,19 @@ impl Counters {
         self.misses.fetch_add(u64::from(found.misses), Relaxed);
         self.fetch_bytes.fetch_add(found.bytes, Relaxed);
         self.fetch_ns.fetch_add(fetch_ns, Relaxed);
+    }
+
+    /// Counts a layer of a token by how many of its routed experts were missing.
+    pub(super) fn layer_missed(&self, experts: u32) {
+        let class = usize::try_from(experts).map_or(MOST_MISSED, |n| n.min(MOST_MISSED));
+        self.missed[class].fetch_add(1, Relaxed);
+    }
+
+    /// Layers of generated tokens by how many of their routed experts were missing; the last counts
+    /// those with as many or more.
+    #[must_use]
+    pub fn missed(&self) -> [u64; MOST_MISSED + 1] {
+        std::array::from_fn(|class| self.missed[class].load(Relaxed))
     }
 
     pub(super) fn stalled(&self, ns: u64) {

@@ -184,6 +184,7 @@ impl RouteSink for Feeder {
             self.counters.stalled(fetch_ns);
         }
         if routed.pass == Pass::Next {
+            self.counters.layer_missed(found.misses);
             self.last = Some((layer, found.pinned_hits as usize == self.routed.len()));
         }
         Ok(())

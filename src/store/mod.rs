@@ -191,6 +191,12 @@ pub trait ExpertStore: Send + Sync + std::fmt::Debug {
         None
     }
 
+    /// Bytes a second that this store reads experts with when nothing else is done, measured now, which
+    /// takes some tenths of a second; `None` when it cannot be known.
+    fn read_bandwidth(&self) -> Option<f64> {
+        None
+    }
+
     /// Residence of every expert, by the books.
     fn residence_into(&self, out: &mut [Residence]);
 

@@ -6,6 +6,8 @@ use hotpin::engine::EngineError;
 use hotpin::plant::Rig;
 use hotpin::store::{DirectOptions, Fault, StoreKind};
 use hotpin_controllers::{ExpertId, PolicyKind, Residence};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 const TICK: Duration = Duration::from_millis(20);
@@ -185,4 +187,70 @@ fn a_context_goes_on_after_a_decode_that_failed() {
     rig.session.poison().set("from outside".into());
     assert!(rig.session.decode(&tokens[1..2]).is_err());
     assert_eq!(forced_hash(&mut rig.session, &tokens[..6]), stock);
+}
+
+/// Capacity jumps between next to nothing and everything, and experts are pinned and unpinned at
+/// random, while the engine decodes. `HOTPIN_SOAK_TOKENS` makes it longer.
+#[test]
+fn capacity_may_change_at_any_time_without_a_wrong_bit() {
+    let name = "capacity_may_change_at_any_time_without_a_wrong_bit";
+    let Some(loaded) = support::loaded(name) else {
+        return;
+    };
+    let wanted = std::env::var("HOTPIN_SOAK_TOKENS").ok();
+    let wanted = wanted.map_or(300, |text| text.parse().expect("a number of tokens"));
+    let tokens = loaded.tokens(102);
+    let stock = bits(&mut loaded.rig(PolicyKind::Off, None, TICK), &tokens, 24);
+    let shape = loaded.map.shape();
+    let all = shape.total_bytes();
+    let how = DirectOptions {
+        verify: true,
+        ..DirectOptions::default()
+    };
+    let mut rig = direct(&loaded, PolicyKind::Adaptive, Some(all), NEVER, how);
+    let store = Arc::clone(rig.store.as_ref().expect("store"));
+    let experts = u64::try_from(shape.total_experts()).expect("small");
+    let done = AtomicBool::new(false);
+    let (mut decoded, mut changes) = (0, 0_u64);
+    std::thread::scope(|scope| {
+        let disturbing = scope.spawn(|| {
+            let mut random = 88_172_645_463_325_252_u64;
+            let mut next = |below: u64| {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                random % below
+            };
+            let mut changes = 0_u64;
+            while !done.load(Relaxed) {
+                let id = ExpertId(u32::try_from(next(experts)).expect("small"));
+                match next(4) {
+                    0 => store.set_capacity(all / 100 * next(120)),
+                    1 => store.set_capacity(all),
+                    2 => drop(store.pin(id)),
+                    _ => drop(store.unpin(id)),
+                }
+                changes += 1;
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            changes
+        });
+        while decoded < wanted {
+            assert_eq!(bits(&mut rig, &tokens, 24), stock, "after {decoded} tokens");
+            decoded += tokens.len();
+        }
+        done.store(true, Relaxed);
+        changes = disturbing.join().expect("the disturbing thread");
+    });
+    let used = rig.session.arena_use().expect("an arena");
+    assert!(
+        changes > 100 && used.split_layers > 100,
+        "{changes} {used:?}"
+    );
+    store.set_capacity(all);
+    check_books(&loaded, &rig, "after the soak");
+    let held = store.held();
+    let bytes = held.pinned_bytes + store.private_transit_bytes();
+    assert!(bytes <= all + all / 50, "{bytes} held of {all}");
+    println!("{decoded} tokens, {changes} changes, {used:?}, {held:?}");
 }

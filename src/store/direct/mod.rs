@@ -15,6 +15,7 @@ mod foresight;
 mod geometry;
 mod reader;
 
+use self::arena::Arena;
 use self::books::{Books, State};
 use self::files::ModelFiles;
 use self::foresight::{Foresight, MOST_OUTSTANDING};
@@ -28,12 +29,19 @@ use crate::engine::{ExpertArena, Guess, Learned, Window};
 use crate::model::ModelMap;
 use hotpin_controllers::{ExpertId, Held, Residence};
 use nix::errno::Errno;
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// Missing experts of a layer up to which they are read one after the other.
 const MOST_ONE_BY_ONE: usize = 16;
+
+/// Experts that are read at once to measure bandwidth, how often, and from one to the next: a prime,
+/// so that they lie all over the file.
+const MEASURED_AT_ONCE: usize = 8;
+const MEASURED_BATCHES: usize = 16;
+const MEASURED_STRIDE: usize = 7919;
 
 /// How a direct store reads. The defaults are what it falls back from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,6 +124,14 @@ struct Engine {
     /// Why a read failed, by expert.
     failed: Vec<(ExpertId, String)>,
     foresight: Foresight,
+}
+
+/// Why the governor's side could not load an expert.
+enum NotLoaded {
+    /// Its reads have ended.
+    Failed(String),
+    /// Some of its reads may still be under way, so its slot must not be used for anything else.
+    StillReading(String),
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -285,29 +301,32 @@ impl DirectStore {
     }
 
     /// Loads an expert that has a slot, on the governor's side.
-    fn load(&self, id: ExpertId, address: usize) -> Result<(), String> {
+    fn load(&self, id: ExpertId, address: usize) -> Result<(), NotLoaded> {
         let mut reader = lock(&self.loader);
         for part in 0..self.geometry.parts(id) {
             self.queue(&mut reader, id, part, address);
         }
         let mut ended = Vec::new();
-        let mut outcome = Ok(());
+        let mut failure = None;
         while reader.outstanding() > 0 {
-            if let Err(error) = reader.reap(true, &mut ended) {
-                outcome = Err(format!("waiting for reads failed: {error}"));
-                break;
-            }
-            for done in ended.drain(..) {
-                let part = usize::from(done.owner.1);
+            reader
+                .reap(true, &mut ended)
+                .map_err(|e| NotLoaded::StillReading(format!("waiting for reads failed: {e}")))?;
+            // Others are late reads of an expert that was given up.
+            for done in ended.drain(..).filter(|done| done.owner.0 == id.0) {
                 match done.result {
-                    Ok(()) => self.settle(id, part, address),
-                    Err(cause) => outcome = Err(cause),
+                    Ok(()) => self.settle(id, usize::from(done.owner.1), address),
+                    Err(cause) => failure = Some(cause),
                 }
             }
         }
-        outcome?;
+        if let Some(cause) = failure {
+            return Err(NotLoaded::Failed(cause));
+        }
         if self.verify {
-            (0..self.geometry.parts(id)).try_for_each(|part| self.check(id, part, address))?;
+            (0..self.geometry.parts(id))
+                .try_for_each(|part| self.check(id, part, address))
+                .map_err(NotLoaded::Failed)?;
         }
         Ok(())
     }
@@ -324,16 +343,61 @@ impl DirectStore {
         };
         let outcome = match address {
             Some(address) => self.load(id, address),
-            None => Err("it has no slot".to_owned()),
+            None => Err(NotLoaded::Failed("it has no slot".to_owned())),
         };
         let mut books = lock(&self.books);
-        match &outcome {
-            Ok(()) => books.loaded(id),
-            Err(_) => books.drop_expert(id),
-        }
+        let outcome = match outcome {
+            Ok(()) => {
+                books.loaded(id);
+                Ok(())
+            }
+            Err(NotLoaded::Failed(cause)) => {
+                books.drop_expert(id);
+                Err(StoreError::Load { cause })
+            }
+            Err(NotLoaded::StillReading(cause)) => {
+                books.give_up(id);
+                Err(StoreError::Load { cause })
+            }
+        };
         drop(books);
         self.loads.notify_all();
-        outcome.map_err(|cause| StoreError::Load { cause })
+        outcome
+    }
+
+    /// Reads experts from all over the model into memory of their own and times it.
+    fn measure_reads(&self) -> io::Result<Option<f64>> {
+        let experts = self.geometry.shape.total_experts();
+        let largest = self.geometry.classes.iter().map(|c| c.slot_bytes).max();
+        let Some(slot_bytes) = largest.filter(|_| experts > 0) else {
+            return Ok(None);
+        };
+        let room = Arena::reserve(slot_bytes, MEASURED_AT_ONCE)?;
+        let mut reader = lock(&self.loader);
+        let (mut bytes, mut started, mut ended) = (0, Instant::now(), Vec::new());
+        for batch in 0..=MEASURED_BATCHES {
+            // The first batch touches the memory.
+            if batch == 1 {
+                (bytes, started) = (0, Instant::now());
+            }
+            for slot in 0..MEASURED_AT_ONCE {
+                let number = batch * MEASURED_AT_ONCE + slot;
+                let id = books::expert_id(number * MEASURED_STRIDE % experts);
+                let address = room.address(u32::try_from(slot).unwrap_or(0));
+                for part in 0..self.geometry.parts(id) {
+                    bytes += self.queue(&mut reader, id, part, address);
+                }
+            }
+            while reader.outstanding() > 0 {
+                reader.reap(true, &mut ended)?;
+            }
+            if ended.drain(..).any(|done| done.result.is_err()) {
+                return Ok(None);
+            }
+        }
+        #[expect(clippy::cast_precision_loss, reason = "some hundred MB")]
+        let bytes = bytes as f64;
+        Ok(Some(bytes / started.elapsed().as_secs_f64().max(1e-9)))
     }
 
     /// Reads an expert ahead if it is not resident, the guess is trusted and the disk has time.
@@ -375,6 +439,9 @@ impl DirectStore {
         let mut books = lock(&self.books);
         for id in engine.foreign.drain(..) {
             while books.state(id) == State::Loading {
+                if books.is_given_up(id) {
+                    return Err("an expert that was to be pinned can no longer be read".to_owned());
+                }
                 books = self
                     .loads
                     .wait(books)
@@ -547,6 +614,10 @@ impl ExpertStore for DirectStore {
 
     fn waited_ns(&self) -> Option<u64> {
         Some(self.waited_ns.load(Relaxed))
+    }
+
+    fn read_bandwidth(&self) -> Option<f64> {
+        self.measure_reads().ok().flatten()
     }
 
     fn residence_into(&self, out: &mut [Residence]) {

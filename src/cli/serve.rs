@@ -82,7 +82,7 @@ struct ServerArgs {
     /// Time that running requests get after the server was told to stop, seconds
     #[arg(long, env = "HOTPIN_DRAIN_TIME", value_name = "S", default_value_t = Limits::default().drain.as_secs())]
     drain_time: u64,
-    /// Let pages of this origin use the server; may be given several times
+    /// Let pages of this origin use the server; several are separated by commas, or given in turn
     #[arg(
         long,
         env = "HOTPIN_CORS",

@@ -134,7 +134,7 @@ pub struct KeyArgs {
         hide_env_values = true
     )]
     pub api_key: Option<String>,
-    /// The same from the first line of a file
+    /// The same key from the first line of a file
     #[arg(
         long,
         env = "HOTPIN_API_KEY_FILE",

@@ -5,6 +5,7 @@ use super::file::LAWS;
 use super::laws;
 use clap::Command;
 use hotpin_controllers::AdaptiveConfig;
+use hotpin_controllers::config::meaning;
 
 const HEAD: &str = r#"# Settings of hotpin. Every key is shown with its default, commented out.
 #
@@ -127,12 +128,27 @@ pub fn template(command: &Command) -> String {
     }
     out.push_str(LAWS_HEAD);
     for (key, value) in laws::keys(&AdaptiveConfig::default()) {
-        let key = format!("{LAWS}.{key}");
-        enter(&mut section, &key, &mut out);
+        let dotted = format!("{LAWS}.{key}");
+        if section_of(&dotted) != section {
+            enter(&mut section, &dotted, &mut out);
+            out.push_str(&comment(section_of(&key)));
+        }
+        out.push('\n');
+        out.push_str(&comment(&key));
         let name = key.rsplit('.').next().unwrap_or(&key);
         out.push_str(&line(name, &value.map_or(Value::Unset, Value::One)));
     }
     out
+}
+
+/// The meaning of a law's section or key, as a comment.
+fn comment(key: &str) -> String {
+    meaning(key)
+        .unwrap_or_default()
+        .lines()
+        // References between fields are no links here.
+        .map(|line| format!("# {}\n", line.trim().replace("[`", "`").replace("`]", "`")))
+        .collect()
 }
 
 /// A key that is commented out, with its default where it has one.

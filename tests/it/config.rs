@@ -108,6 +108,15 @@ fn every_default_is_in_the_file_that_init_writes() {
         }
         bare.push('\n');
     }
+    // Each key has a line of comment above it.
+    let lines: Vec<&str> = text.lines().collect();
+    for pair in lines.windows(2) {
+        let is_key = pair[1].starts_with('#') && !pair[1].starts_with("# ");
+        assert!(
+            !is_key || (pair[0].starts_with("# ") && pair[0].len() > 3) || pair[1] == "#",
+            "{pair:?}"
+        );
+    }
     let untouched = shown(&folder.write("all.toml", &text), &[], &["serve"]);
     assert!(untouched.values().all(|(_, origin)| origin == "default"));
     let file = folder.write("bare.toml", &bare);

@@ -41,6 +41,17 @@ def serve(address):
     return took, chunks[-1]["usage"]["completion_tokens"], text.strip()
 
 
+def http_cpu_s(pid):
+    """CPU time of the thread that speaks HTTP."""
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/stat") as stat:
+            name, rest = stat.read().split("(", 1)[1].rsplit(")", 1)
+        if name == "hotpin-http":
+            fields = rest.split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    raise SystemExit("no thread hotpin-http")
+
+
 server = subprocess.Popen([program, "serve", model, "--port", "0", "--parallel", "1", "-c", "1024", *more],
                           env=environment, stderr=subprocess.PIPE, text=True)
 try:
@@ -61,6 +72,7 @@ try:
         for which in order:
             times[which].append(taken[which][0])
         ratios.append(taken["serve"][0] / taken["run"][0])
+    http_s = http_cpu_s(server.pid) / (pairs + 1) / taken["serve"][1]
 finally:
     server.terminate()
     server.wait()
@@ -76,4 +88,5 @@ while total + term <= 0.025:
 low, high = ratios[max(rank - 1, 0)], ratios[min(pairs - rank, pairs - 1)]
 print(f"{pairs} pairs of {taken['run'][1]} tokens; run {statistics.median(times['run']):.3f} s, "
       f"server {statistics.median(times['serve']):.3f} s (medians)")
+print(f"the HTTP thread takes {http_s * 1e6:.0f} us of CPU a token")
 print(f"server / run: median {statistics.median(ratios):.4f}, 95% interval {low:.4f} to {high:.4f}")

@@ -19,11 +19,15 @@ else
 fi
 mkdir "$group"
 echo "$memory" >"$group/$limit"
-trap 'rmdir "$group" 2>/dev/null || true' EXIT
-report_read_ahead "$model"
-
 # The program, in the group. It is what start_server starts.
 inside=$(mktemp)
+cleanup() {
+    kill "${server:-}" 2>/dev/null && wait "$server" 2>/dev/null || true
+    rm -f "$inside" "${log:-}"
+    rmdir "$group"
+}
+trap cleanup EXIT
+report_read_ahead "$model"
 printf '#!/bin/sh\necho $$ >%s/cgroup.procs\nexec %s "$@"\n' "$group" "$HOTPIN" >"$inside"
 chmod +x "$inside"
 
@@ -36,10 +40,10 @@ os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 PY
     HOTPIN=$inside start_server "$model" --port 0 --parallel 2 -c 1024 --policy "$policy" \
         --profile "$profile" --store "${SOAK_STORE:-auto}"
+    trap cleanup EXIT
     code=0
     python3 "$here/../tests/soak.py" "http://$address" "$server" "$tokens" 2 || code=$?
     stop_server
-    trap 'rmdir "$group" 2>/dev/null || true' EXIT
+    trap cleanup EXIT
     [ "$code" -eq 0 ] || exit "$code"
 done
-rm -f "$inside"

@@ -79,7 +79,8 @@ for thread in threads:
 took = time.monotonic() - began
 with urllib.request.urlopen(address + "/metrics") as response:
     metrics = response.read().decode()
-early = [kb for tokens, kb in memory if tokens <= wanted // 2][-1:]
+# Until every client has asked each text once, longer prompts touch memory that then stays.
+steady = memory[clients * len(texts):]
 print(f"{done} tokens over {len(texts)} texts by {clients} clients in {took:.0f} s: {done / took:.1f} tok/s")
 print(f"token time p50 <= {quantile(metrics, 0.5)} s, p99 <= {quantile(metrics, 0.99)} s (server's histogram)")
 gaps.sort()
@@ -89,7 +90,9 @@ print("tok/s of one client, prompt included: " + ", ".join(
     f"{name} {tokens / seconds:.1f}" for name, (tokens, seconds) in sorted(by_text.items())))
 points = [memory[min(len(memory) - 1, len(memory) * part // 10)] for part in range(1, 11)]
 print("anonymous memory, MB: " + ", ".join(f"{kb / 1024:.0f} at {tokens}" for tokens, kb in points))
-print(f"anonymous memory {early} kB at half time, {memory[-1][1]} kB at the end")
 assert not failures, failures
 assert done >= wanted, done
-assert early and memory[-1][1] < early[0] * 1.05 + 4096, "memory grows"
+if steady:
+    assert steady[-1][1] < steady[0][1] * 1.05 + 4096, "memory grows"
+else:
+    print("too few tokens to judge whether memory grows")

@@ -1,5 +1,8 @@
 # What the scripts share. Sourced, not run.
 
+# No settings of whoever runs them.
+export HOTPIN_CONFIG=/dev/null
+
 heading() { printf '\n== %s\n' "$*"; }
 
 # Says how far page faults on FILE's disk read ahead, and how to change it. Changes nothing.

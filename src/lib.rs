@@ -4,12 +4,14 @@
 
 pub mod bench;
 pub mod cli;
+pub mod config;
 pub mod demo;
 #[allow(unsafe_code)]
 pub mod engine;
 mod files;
 pub mod generate;
 pub mod governor;
+pub mod learn;
 pub mod model;
 pub mod plant;
 pub mod profile;
@@ -18,5 +20,6 @@ pub mod server;
 pub mod size;
 #[allow(unsafe_code)]
 pub mod store;
+pub mod top;
 pub mod trace;
 pub mod workload;

@@ -27,6 +27,14 @@ pub enum ProfileError {
         /// What is wrong and where.
         detail: String,
     },
+    /// Another version of this program wrote it.
+    #[error("profile {path} has version {version}, and this program reads version {VERSION}")]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        version: u32,
+    },
     /// The profile is of another model.
     #[error(
         "profile {path} was made for {theirs}, and this model is {ours}; make one with `hotpin profile`"
@@ -111,10 +119,10 @@ impl Profile {
         })?;
         let profile: Self = toml::from_str(&text).map_err(|e| malformed(e.to_string()))?;
         if profile.version != VERSION {
-            return Err(malformed(format!(
-                "it has version {}, and this program reads version {VERSION}",
-                profile.version
-            )));
+            return Err(ProfileError::Version {
+                path: path.to_owned(),
+                version: profile.version,
+            });
         }
         let shape = profile.layer.iter().map(|l| (l.block, l.counts.len()));
         let ours = map.layers().iter().map(|l| (l.block, l.experts as usize));

@@ -92,6 +92,15 @@ impl Policy for Adaptive {
         self.regulator.limit_capacity(bytes);
     }
 
+    fn reconfigure(&mut self, config: &Checked) {
+        self.regulator.reconfigure(config);
+        let values = config.get();
+        self.gate.reconfigure(&values.pins);
+        self.budget.reconfigure(&values.pins, &self.regulator.sizes);
+        self.targeting.reconfigure(&values.targeting);
+        self.config = config.clone();
+    }
+
     fn scores(&self) -> &[f32] {
         self.regulator.scores.get()
     }

@@ -119,6 +119,10 @@ impl Policy for Fetch {
         self.regulator.limit_capacity(bytes);
     }
 
+    fn reconfigure(&mut self, config: &Checked) {
+        self.regulator.reconfigure(config);
+    }
+
     fn scores(&self) -> &[f32] {
         &self.recency.score
     }
@@ -187,6 +191,10 @@ impl Policy for Static {
         self.pins.regulator.limit_capacity(bytes);
     }
 
+    fn reconfigure(&mut self, config: &Checked) {
+        self.pins.reconfigure(config);
+    }
+
     fn scores(&self) -> &[f32] {
         &self.recency.score
     }
@@ -249,6 +257,10 @@ impl Policy for Lru {
         self.pins.regulator.limit_capacity(bytes);
     }
 
+    fn reconfigure(&mut self, config: &Checked) {
+        self.pins.reconfigure(config);
+    }
+
     fn scores(&self) -> &[f32] {
         &self.recency.score
     }
@@ -272,6 +284,14 @@ impl Pins {
             regulator,
             config,
         }
+    }
+
+    /// Takes over other settings but for targeting, which is the policy's own.
+    fn reconfigure(&mut self, config: &Checked) {
+        self.regulator.reconfigure(config);
+        self.budget
+            .reconfigure(&config.get().pins, &self.regulator.sizes);
+        self.config = config.clone();
     }
 
     /// Pins by the policy's own ranking, without a skew gate.

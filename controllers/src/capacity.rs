@@ -37,11 +37,10 @@ pub(crate) struct CapacityLaw {
 impl CapacityLaw {
     pub fn new(config: &Checked, sizes: &Sizes) -> Self {
         let config = config.get();
-        let floor_bytes = config.capacity.floor_bytes.unwrap_or(sizes.cycle_bytes);
         Self {
             config: config.capacity.clone(),
             total_bytes: sizes.total_bytes,
-            floor_bytes: floor_bytes.min(sizes.total_bytes),
+            floor_bytes: floor_bytes(&config.capacity, sizes),
             pressure: PressureLoop::new(&config.pressure),
             value: ValueLoop::new(&config.value),
             mover: Mover::default(),
@@ -52,6 +51,18 @@ impl CapacityLaw {
     /// Replaces the user's own ceiling, bytes.
     pub fn limit(&mut self, bytes: Option<u64>) {
         self.config.limit_bytes = bytes;
+    }
+
+    /// Takes over other settings; the user's own ceiling stays.
+    pub fn reconfigure(&mut self, config: &Checked, sizes: &Sizes) {
+        let config = config.get();
+        self.config = CapacityConfig {
+            limit_bytes: self.config.limit_bytes,
+            ..config.capacity.clone()
+        };
+        self.floor_bytes = floor_bytes(&config.capacity, sizes);
+        self.pressure.reconfigure(&config.pressure);
+        self.value.reconfigure(&config.value);
     }
 
     /// Whether the marginal value of capacity is wanted.
@@ -130,6 +141,14 @@ impl CapacityLaw {
         let before = std::mem::replace(&mut self.sensors, now);
         (before.0 && !now.0) || (before.1 && !now.1)
     }
+}
+
+/// Where the pressure and value ceilings stop, bytes.
+fn floor_bytes(config: &CapacityConfig, sizes: &Sizes) -> u64 {
+    config
+        .floor_bytes
+        .unwrap_or(sizes.cycle_bytes)
+        .min(sizes.total_bytes)
 }
 
 /// The lowest ceiling; of equals, the first in [`Ceiling::ALL`].

@@ -7,10 +7,11 @@
 mod check;
 
 pub use check::{Checked, ConfigError};
+use documented::DocumentedFields;
 use serde::{Deserialize, Serialize};
 
 /// Options of the capacity law and the pinned set, as written by a user.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, DocumentedFields)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdaptiveConfig {
     /// Byte ceilings and how capacity moves between them.
@@ -29,8 +30,27 @@ pub struct AdaptiveConfig {
     pub drift: DriftConfig,
 }
 
+/// What a key of a configuration means, in the words of its field here; the key is a section, such as
+/// `pins`, or one of its fields, such as `pins.share`. `None` for what is no key.
+#[must_use]
+pub fn meaning(key: &str) -> Option<&'static str> {
+    let Some((section, field)) = key.split_once('.') else {
+        return AdaptiveConfig::get_field_docs(key).ok();
+    };
+    match section {
+        "capacity" => CapacityConfig::get_field_docs(field).ok(),
+        "pressure" => PressureConfig::get_field_docs(field).ok(),
+        "value" => ValueConfig::get_field_docs(field).ok(),
+        "pins" => PinConfig::get_field_docs(field).ok(),
+        "scores" => ScoreConfig::get_field_docs(field).ok(),
+        "targeting" => TargetingConfig::get_field_docs(field).ok(),
+        "drift" => DriftConfig::get_field_docs(field).ok(),
+        _ => None,
+    }
+}
+
 /// Byte ceilings and how capacity moves between them.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, DocumentedFields)]
 #[serde(default, deny_unknown_fields)]
 pub struct CapacityConfig {
     /// The user's own ceiling on capacity, bytes; none by default.
@@ -69,7 +89,7 @@ impl Default for CapacityConfig {
 }
 
 /// The PID on memory pressure. Its output is a shrink in nepers: ceiling = anchor x exp(-output).
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, DocumentedFields)]
 #[serde(default, deny_unknown_fields)]
 pub struct PressureConfig {
     /// Fraction of time stalled on memory (PSI `some`) above which capacity shrinks.
@@ -134,7 +154,7 @@ impl Default for PressureConfig {
 }
 
 /// The slow loop on what memory buys.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, DocumentedFields)]
 #[serde(default, deny_unknown_fields)]
 pub struct ValueConfig {
     /// Price of memory: stall seconds that the least valuable GiB must save per second
@@ -178,7 +198,7 @@ impl Default for ValueConfig {
 }
 
 /// The locked part of the capacity.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, DocumentedFields)]
 #[serde(default, deny_unknown_fields)]
 pub struct PinConfig {
     /// Share of capacity that may be locked; the rest is transit.
@@ -223,7 +243,7 @@ impl Default for PinConfig {
 }
 
 /// Routing scores.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, DocumentedFields)]
 #[serde(default, deny_unknown_fields)]
 pub struct ScoreConfig {
     /// Half-life of the fast component, tokens.
@@ -260,7 +280,7 @@ impl Default for ScoreConfig {
 }
 
 /// Choice of the pinned set.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, DocumentedFields)]
 #[serde(default, deny_unknown_fields)]
 pub struct TargetingConfig {
     /// A candidate must beat a pinned expert's score per byte by this fraction.
@@ -310,7 +330,7 @@ impl Default for TargetingConfig {
 }
 
 /// Drift detection: Page-Hinkley on the hit rate.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, DocumentedFields)]
 #[serde(default, deny_unknown_fields)]
 pub struct DriftConfig {
     /// Detect drift at all.

@@ -36,6 +36,11 @@ impl Drift {
         }
     }
 
+    /// Takes over other settings.
+    pub fn reconfigure(&mut self, config: &DriftConfig) {
+        self.config = config.clone();
+    }
+
     /// Whether drift was found a short while ago: usual rates of routing no longer hold.
     pub fn hurries(&self) -> bool {
         self.hurry_left_tokens > 0.0

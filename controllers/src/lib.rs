@@ -53,6 +53,13 @@ pub trait Policy: Send {
         let _ = bytes;
     }
 
+    /// Takes over other settings from the next tick on, with what was learned and decided so far. The
+    /// ceiling on capacity stays as [`Policy::limit_capacity`] set it, and scores keep the settings
+    /// that they were counted with. A policy without settings ignores it.
+    fn reconfigure(&mut self, config: &Checked) {
+        let _ = config;
+    }
+
     /// Current scores by expert: expected decode routings per token.
     fn scores(&self) -> &[f32];
 

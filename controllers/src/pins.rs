@@ -25,6 +25,11 @@ impl SkewGate {
         }
     }
 
+    /// Takes over other settings; open stays open.
+    pub fn reconfigure(&mut self, config: &PinConfig) {
+        self.config = config.clone();
+    }
+
     /// Takes the present skew in; true when pins are allowed.
     pub fn update(&mut self, skew: Skew) -> bool {
         let config = &self.config;
@@ -85,6 +90,16 @@ impl PinBudget {
             wait_s: config.lock_retry_s,
             last_failure_s: 0.0,
         }
+    }
+
+    /// Takes over other settings; what is known of failures stays.
+    pub fn reconfigure(&mut self, config: &PinConfig, sizes: &Sizes) {
+        *self = Self {
+            failed: self.failed,
+            wait_s: self.wait_s,
+            last_failure_s: self.last_failure_s,
+            ..Self::new(config, sizes)
+        };
     }
 
     /// Bytes that may be locked, and what set that.

@@ -80,6 +80,11 @@ impl PressureLoop {
         }
     }
 
+    /// Takes over other settings; an episode of pressure goes on under them.
+    pub fn reconfigure(&mut self, config: &PressureConfig) {
+        self.config = config.clone();
+    }
+
     /// One tick.
     pub fn update(&mut self, input: &PressureInput) -> PressureOutput {
         let measured = self.meter.read(&self.config, input);

@@ -69,6 +69,13 @@ impl Regulator {
         self.capacity.limit(bytes);
     }
 
+    /// Takes over other settings of everything but the scores.
+    pub fn reconfigure(&mut self, config: &Checked) {
+        self.capacity.reconfigure(config, &self.sizes);
+        self.drift.reconfigure(&config.get().drift);
+        self.config = config.clone();
+    }
+
     /// Reads one observation and decides everything but the pins.
     pub fn tick(&mut self, observation: &Observation<'_>, out: &mut Decision) -> Now {
         out.clear();

@@ -100,6 +100,11 @@ impl Targeting {
         }
     }
 
+    /// Takes over other settings; orders stand.
+    pub fn reconfigure(&mut self, config: &TargetingConfig) {
+        self.config = config.clone();
+    }
+
     /// Fills `out.unpin` and `out.pin`.
     pub fn decide(&mut self, sizes: &Sizes, input: &TargetInput<'_>, out: &mut Decision) {
         let refill = self.config.churn_bytes_per_s as f64 * input.step.dt_s;

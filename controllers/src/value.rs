@@ -96,6 +96,14 @@ impl ValueLoop {
         }
     }
 
+    /// Takes over other settings; without a price its ceiling goes.
+    pub fn reconfigure(&mut self, config: &ValueConfig) {
+        self.config = config.clone();
+        if !self.is_priced() {
+            self.priced = None;
+        }
+    }
+
     /// Whether a price is set, so that the marginal value is wanted.
     pub fn is_priced(&self) -> bool {
         self.config

@@ -7,9 +7,10 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 use tempfile::TempDir;
 
-use super::plan::{POLICIES, Plan, STORES, read_prompts, read_workload, write_workload};
+use super::plan::{POLICIES, Plan, read_prompts, read_workload, write_workload};
 use super::protocol::Task;
 use super::{BenchError, Hooks};
+use crate::config::args::{EngineArgs, RegulationArgs};
 use crate::size::parse_size;
 
 /// Memory up to which `--target-tok-s` searches when `--memory` gives no bound, in percent of the
@@ -78,20 +79,6 @@ pub struct BenchArgs {
     )]
     pub policies: Vec<String>,
 
-    /// Where expert bytes live
-    #[arg(
-        long,
-        value_name = "NAME",
-        default_value = "auto",
-        value_parser = PossibleValuesParser::new(STORES),
-        env = "HOTPIN_STORE"
-    )]
-    pub store: String,
-
-    /// Profile that `static` pins and `adaptive` starts from
-    #[arg(long, value_name = "FILE", env = "HOTPIN_PROFILE")]
-    pub profile: Option<PathBuf>,
-
     /// Runs of each policy, interleaved with the others'
     #[arg(
         long,
@@ -100,15 +87,6 @@ pub struct BenchArgs {
         env = "HOTPIN_REPEATS"
     )]
     pub repeats: u32,
-
-    /// Compute threads [default: the processors this process may use]
-    #[arg(
-        long,
-        short = 't',
-        value_parser = clap::value_parser!(u32).range(1..=1_024),
-        env = "HOTPIN_THREADS"
-    )]
-    pub threads: Option<u32>,
 
     /// Print JSON instead of tables, or write it to OUT beside them
     #[arg(
@@ -179,6 +157,14 @@ pub struct BenchArgs {
     /// Show what the runs write to stderr
     #[arg(long, env = "HOTPIN_SHOW_RUNS")]
     pub show_runs: bool,
+
+    /// Where experts live and how the runs are regulated, as for a session.
+    #[command(flatten)]
+    pub regulation: RegulationArgs,
+
+    /// The engine of the runs, as of a session.
+    #[command(flatten)]
+    pub engine: EngineArgs,
 }
 
 /// Checks the arguments. The directory, if any, holds built-in texts and has to outlive the runs.
@@ -204,7 +190,7 @@ pub fn resolve(args: &BenchArgs, hooks: &Hooks<'_>) -> Result<(Plan, Option<Temp
         }
     };
     prepare_outputs(args)?;
-    if let Some(profile) = &args.profile {
+    if let Some(profile) = &args.regulation.profile {
         std::fs::metadata(profile).map_err(|source| BenchError::io(profile, source))?;
     }
     let plan = Plan {
@@ -222,10 +208,10 @@ pub fn resolve(args: &BenchArgs, hooks: &Hooks<'_>) -> Result<(Plan, Option<Temp
         warmup_tokens: args.warmup_tokens,
         memory_bytes,
         policies,
-        store: args.store.clone(),
-        profile: args.profile.clone(),
+        store: args.regulation.store.label().to_owned(),
+        profile: args.regulation.profile.clone(),
         repeats: args.repeats,
-        threads: args.threads.unwrap_or_else(available_threads),
+        threads: args.engine.threads.unwrap_or_else(available_threads),
         timeout: Duration::from_secs(args.run_timeout),
         record: args.record.clone(),
         journal: args.journal.clone(),
@@ -287,7 +273,7 @@ fn policies(args: &BenchArgs) -> Result<Vec<String>, BenchError> {
                 "policy `{policy}` is asked for twice"
             )));
         }
-        if policy == "static" && args.profile.is_none() {
+        if policy == "static" && args.regulation.profile.is_none() {
             let why = "`static` pins what a profile names: give --profile (`hotpin profile` \
                        writes one), or leave `static` out of --policies";
             return Err(BenchError::Usage(why.to_owned()));

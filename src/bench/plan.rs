@@ -9,8 +9,6 @@ use super::protocol::{Task, WorkloadText};
 
 /// Policies in the order that help and errors list them.
 pub const POLICIES: [&str; 5] = ["off", "fetch", "static", "lru", "adaptive"];
-/// Stores that `--store` takes.
-pub const STORES: [&str; 3] = ["auto", "mapped", "direct"];
 /// The policy that the others are compared with, when it runs.
 pub const BASELINE: &str = "off";
 

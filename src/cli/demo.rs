@@ -15,9 +15,9 @@ pub(super) enum DemoVerb {
     Model(ModelArgs),
 }
 
-pub(super) fn execute(verb: DemoVerb) -> Result<ExitCode> {
+pub(super) fn execute(verb: &DemoVerb) -> Result<ExitCode> {
     let DemoVerb::Model(args) = verb;
-    let options = Options::try_from(args)?;
+    let options = Options::try_from(args.clone())?;
     let stopped = stop_on_interrupt()?;
     let mut bar = demo::bar();
     let report = demo::build_model(&options, &mut |step| {

@@ -2,14 +2,23 @@
 
 mod bench;
 mod common;
+mod config;
 mod demo;
+mod generate;
 mod inspect;
 mod journal;
+mod log;
 mod profile;
+mod reload;
+mod remote;
 mod run;
 mod serve;
 
-use clap::{Parser, Subcommand};
+use crate::config::{Config, ConfigError, Effective, VERBS, effective, relaxed};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
+use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Exit code of a run that failed.
@@ -21,9 +30,12 @@ const MISUSED: u8 = 2;
 #[derive(Debug, Parser)]
 #[command(name = "hotpin", version, propagate_version = true)]
 pub struct Cli {
-    /// More detail on stderr; twice for llama.cpp's own log
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
-    verbose: u8,
+    /// File of settings, with drop-ins in FILE.d [default: ~/.config/hotpin/hotpin.toml, else
+    /// /etc/hotpin/hotpin.toml]
+    #[arg(long, global = true, env = "HOTPIN_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    log: log::LogArgs,
     #[command(subcommand)]
     verb: Verb,
 }
@@ -31,7 +43,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Generate text
-    Run(run::RunArgs),
+    Run(Box<run::RunArgs>),
     /// Serve a model over HTTP, with OpenAI's interface
     Serve(Box<serve::ServeArgs>),
     /// Say what a model file holds and whether it fits this machine
@@ -39,9 +51,20 @@ enum Verb {
     /// Count expert use over prompts, as a starting point for the pinned set
     Profile(profile::ProfileArgs),
     /// Compare policies on a model: each run a fresh process, in turns, hashes compared
-    Bench(Box<bench::BenchArgs>),
+    Bench(Box<crate::bench::BenchArgs>),
     /// Sum up a journal of decisions, or draw it
     Journal(journal::JournalArgs),
+    /// Watch a running server in the terminal
+    Top(remote::RemoteArgs),
+    /// Ask a running server why an expert is where it is
+    Explain(remote::ExplainArgs),
+    /// Make, check and show the settings file
+    #[command(subcommand)]
+    Config(config::ConfigVerb),
+    /// Print a script that completes hotpin's arguments in a shell
+    Completions(generate::CompletionsArgs),
+    /// Write manual pages
+    Man(generate::ManArgs),
     /// Make demo material
     #[command(subcommand)]
     Demo(demo::DemoVerb),
@@ -53,48 +76,105 @@ enum Verb {
     CalibrateChild,
 }
 
-impl Cli {
-    /// Runs the verb. Errors go to stderr, results to stdout.
-    #[must_use]
-    pub fn execute(self) -> ExitCode {
-        init_log(self.verbose);
-        let outcome = match self.verb {
-            Verb::Run(args) => run::execute(&args),
-            Verb::Serve(args) => serve::execute(&args),
-            Verb::Inspect(args) => inspect::execute(&args),
-            Verb::Profile(args) => profile::execute(&args),
-            Verb::Bench(args) => bench::execute(&args),
-            Verb::Journal(args) => journal::execute(&args),
-            Verb::Demo(verb) => demo::execute(verb),
-            Verb::CalibrateChild => Ok(crate::bench::calibrate::execute()),
-            Verb::BenchChild => Ok(crate::bench::measure::execute()),
-        };
-        match outcome {
-            Ok(code) => code,
-            Err(error) => {
-                common::note(&format!("hotpin: {error:#}"));
-                let misused = error.downcast_ref::<common::Usage>().is_some();
-                ExitCode::from(if misused { MISUSED } else { FAILED })
+/// What the program was called with, and everything that settings files add to it.
+struct Invocation {
+    argv: Vec<OsString>,
+    cli: Cli,
+    config: Config,
+    /// The command with the files' values, and what it made of the arguments.
+    command: Command,
+    matches: ArgMatches,
+}
+
+/// Why a command line was not understood.
+#[derive(Debug, thiserror::Error)]
+enum InvocationError {
+    #[error(transparent)]
+    Arguments(#[from] clap::Error),
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+}
+
+impl Invocation {
+    /// Reads arguments, environment and settings files.
+    fn read(argv: Vec<OsString>) -> Result<Self, InvocationError> {
+        let plain = Cli::command();
+        // Which verb, and which file? What a file may provide is not missed yet.
+        let early = relaxed(plain.clone(), false).try_get_matches_from(&argv)?;
+        let config = match early.subcommand() {
+            Some((verb, matches)) if VERBS.contains(&verb) => {
+                let named = matches.get_one::<PathBuf>("config");
+                Config::read(named.map(PathBuf::as_path), &plain)?
             }
+            _ => Config::default(),
+        };
+        let mut command = config.apply(plain);
+        let matches = command.try_get_matches_from_mut(&argv)?;
+        let cli = Cli::from_arg_matches(&matches)?;
+        Ok(Self {
+            argv,
+            cli,
+            config,
+            command,
+            matches,
+        })
+    }
+
+    /// What is in force, and who said so.
+    fn effective(&self) -> Result<Vec<Effective>, ConfigError> {
+        effective(&self.config, &self.command, &self.matches)
+    }
+
+    /// The level of the log.
+    fn log_level(&self) -> &str {
+        let source = self
+            .matches
+            .subcommand()
+            .and_then(|(_, matches)| matches.value_source("log_level"));
+        self.cli.log.level(source == Some(ValueSource::CommandLine))
+    }
+}
+
+/// The program. Errors go to stderr, results to stdout.
+#[must_use]
+pub fn main() -> ExitCode {
+    let invocation = match Invocation::read(std::env::args_os().collect()) {
+        Ok(invocation) => invocation,
+        Err(InvocationError::Arguments(error)) => error.exit(),
+        Err(error) => {
+            log::note(&format!("hotpin: {error}"));
+            return ExitCode::from(MISUSED);
+        }
+    };
+    log::init(invocation.log_level(), invocation.cli.log.log_format);
+    match execute(&invocation) {
+        Ok(code) => code,
+        Err(error) => {
+            log::note(&format!("hotpin: {error:#}"));
+            let misused = error.is::<common::Usage>() || error.is::<ConfigError>();
+            ExitCode::from(if misused { MISUSED } else { FAILED })
         }
     }
 }
 
-fn init_log(verbose: u8) {
-    let default = match verbose {
-        0 => "warn,llama.cpp=error",
-        1 => "info,llama.cpp=warn",
-        _ => "debug",
-    };
-    let filter = tracing_subscriber::EnvFilter::try_from_env("HOTPIN_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_target(false)
-        .log_internal_errors(false)
-        .without_time()
-        .init();
+fn execute(invocation: &Invocation) -> anyhow::Result<ExitCode> {
+    let config = &invocation.config;
+    match &invocation.cli.verb {
+        Verb::Run(args) => run::execute(args, config),
+        Verb::Serve(args) => serve::execute(args, invocation),
+        Verb::Inspect(args) => inspect::execute(args),
+        Verb::Profile(args) => profile::execute(args),
+        Verb::Bench(args) => bench::execute(args, config),
+        Verb::Journal(args) => journal::execute(args),
+        Verb::Top(args) => remote::top(args, config),
+        Verb::Explain(args) => remote::explain(args, config),
+        Verb::Config(verb) => config::execute(verb, invocation.cli.config.as_deref()),
+        Verb::Completions(args) => generate::completions(args),
+        Verb::Man(args) => generate::man(args),
+        Verb::Demo(verb) => demo::execute(verb),
+        Verb::CalibrateChild => Ok(crate::bench::calibrate::execute()),
+        Verb::BenchChild => Ok(crate::bench::measure::execute()),
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! `hotpin profile`: count how often each expert is used.
 
-use super::common::{self, EngineArgs};
+use super::common;
+use crate::config::args::{CONTEXT_TOKENS, EngineArgs};
 use crate::engine::{Pass, RouteSink, Routed, Session};
 use crate::model::ModelMap;
 use crate::profile::Profile;
@@ -40,7 +41,7 @@ pub(super) fn execute(args: &ProfileArgs) -> Result<ExitCode> {
         "{} is a dense model: it has no experts to count",
         args.model.display()
     );
-    let options = args.engine.options();
+    let options = args.engine.options(CONTEXT_TOKENS);
     let mut session = Session::new(&model, &options, true)?;
     session.warm_up()?;
     let counts = Arc::new(Mutex::new(vec![0u64; map.shape().total_experts()]));

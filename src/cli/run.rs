@@ -1,8 +1,11 @@
 //! `hotpin run`: generate text.
 
-use super::common::{self, ControlArgs, EngineArgs, Usage};
+use super::common::{self, Usage};
+use crate::config::Config;
+use crate::config::args::{CONTEXT_TOKENS, ControlArgs, EngineArgs};
 use crate::engine::{Model, Sampler, SamplerOptions};
 use crate::generate::{Generation, Stop, generate};
+use crate::learn::Learning;
 use crate::plant::Rig;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -24,6 +27,24 @@ pub(super) struct RunArgs {
     /// Send the prompt as it is, without the model's chat template
     #[arg(long)]
     raw: bool,
+    /// Stop before this text; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+    /// Seed of the random choice
+    #[arg(long, env = "HOTPIN_SEED", default_value_t = 0)]
+    seed: u32,
+    #[command(flatten)]
+    generation: GenerationArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
+    control: ControlArgs,
+}
+
+/// How text is generated.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Generation")]
+struct GenerationArgs {
     /// Most tokens to generate
     #[arg(short = 'n', long, env = "HOTPIN_PREDICT", default_value_t = 256)]
     predict: u32,
@@ -39,31 +60,22 @@ pub(super) struct RunArgs {
     /// Drop tokens less likely than this share of the likeliest
     #[arg(long, env = "HOTPIN_MIN_P", default_value_t = 0.05)]
     min_p: f32,
-    /// Seed of the random choice
-    #[arg(long, env = "HOTPIN_SEED", default_value_t = 0)]
-    seed: u32,
-    /// Stop before this text; may be given several times
-    #[arg(long, value_name = "TEXT")]
-    stop: Vec<String>,
-    #[command(flatten)]
-    engine: EngineArgs,
-    #[command(flatten)]
-    control: ControlArgs,
 }
 
 impl RunArgs {
     fn sampler(&self) -> Result<SamplerOptions> {
+        let choice = &self.generation;
         let checks = [
             (
-                self.temp >= 0.0 && self.temp.is_finite(),
+                choice.temp >= 0.0 && choice.temp.is_finite(),
                 "--temp must be 0 or more",
             ),
             (
-                self.top_p > 0.0 && self.top_p <= 1.0,
+                choice.top_p > 0.0 && choice.top_p <= 1.0,
                 "--top-p must be above 0 and at most 1",
             ),
             (
-                (0.0..=1.0).contains(&self.min_p),
+                (0.0..=1.0).contains(&choice.min_p),
                 "--min-p must be between 0 and 1",
             ),
             (
@@ -75,10 +87,10 @@ impl RunArgs {
             return Err(Usage(wrong.to_owned()).into());
         }
         Ok(SamplerOptions {
-            temperature: self.temp,
-            top_p: self.top_p,
-            top_k: self.top_k,
-            min_p: self.min_p,
+            temperature: choice.temp,
+            top_p: choice.top_p,
+            top_k: choice.top_k,
+            min_p: choice.min_p,
             seed: self.seed,
         })
     }
@@ -105,21 +117,24 @@ impl RunArgs {
     }
 }
 
-pub(super) fn execute(args: &RunArgs) -> Result<ExitCode> {
+pub(super) fn execute(args: &RunArgs, config: &Config) -> Result<ExitCode> {
     let sampling = args.sampler()?;
     // Before the model is loaded, which may take minutes.
-    args.control.control()?;
+    let control = common::control(&args.control.regulation, config)?;
     let text = args.prompt_text()?;
     let (map, model) = common::load(&args.model, args.control.policy)?;
     let tokens = args.tokens(&model, &text)?;
-    let options = args.control.rig_options(args.engine.options(), &map)?;
+    let (options, learner) =
+        args.control
+            .rig_options(args.engine.options(CONTEXT_TOKENS), control, &map)?;
     let mut rig = common::assemble(&model, &map, options)?;
+    let learning = common::start_learning(learner, &rig)?;
     let mut sampler = Sampler::new(&sampling);
     let mut out = std::io::stdout().lock();
     let generation = generate(
         &mut rig.session,
         &tokens,
-        args.predict,
+        args.generation.predict,
         &args.stop,
         &mut sampler,
         &mut |piece: &[u8]| {
@@ -130,6 +145,7 @@ pub(super) fn execute(args: &RunArgs) -> Result<ExitCode> {
     let _ = writeln!(out);
     drop(out);
     report(&rig, &generation);
+    learning.map_or(Ok(()), Learning::finish)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -1,15 +1,22 @@
 //! `hotpin serve`: an OpenAI-compatible HTTP server.
 
-use super::common::{self, ControlArgs, EngineArgs, Usage};
+use super::common::{self, Usage};
+use super::{Invocation, reload};
+use crate::config::Config;
+use crate::config::args::{
+    CONTEXT_TOKENS, ControlArgs, EngineArgs, KeyArgs, KeyError, RegulationArgs, size,
+};
 use crate::engine::EngineOptions;
 use crate::engine::chat::Chat;
+use crate::learn::{Learner, Learning};
 use crate::model::ModelMap;
 use crate::plant::{Rig, RigOptions};
-use crate::server::{App, Http, Key, Limits, ModelInfo, Phase, Ready, Scheduler};
+use crate::server::{App, Http, Key, Limits, ModelInfo, Phase, Ready, Scheduler, tell};
 use anyhow::{Context, Result};
 use axum::http::HeaderValue;
 use clap::Args;
 use hotpin_controllers::PolicyKind;
+use sd_notify::NotifyState;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,28 +28,24 @@ pub(super) struct ServeArgs {
     /// The model, a GGUF file (the first one if it is split)
     #[arg(env = "HOTPIN_MODEL")]
     model: PathBuf,
+    #[command(flatten)]
+    server: ServerArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
+    control: ControlArgs,
+}
+
+/// What is served, to whom, and within which bounds.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Server")]
+struct ServerArgs {
     /// Address to listen on; any but this machine's own needs --api-key
     #[arg(long, env = "HOTPIN_HOST", default_value = "127.0.0.1")]
     host: IpAddr,
     /// Port to listen on; 0 takes a free one
     #[arg(long, env = "HOTPIN_PORT", default_value_t = 8080)]
     port: u16,
-    /// Key that clients must send; controls are closed without one
-    #[arg(
-        long,
-        env = "HOTPIN_API_KEY",
-        value_name = "KEY",
-        hide_env_values = true
-    )]
-    api_key: Option<String>,
-    /// The same from the first line of a file
-    #[arg(
-        long,
-        env = "HOTPIN_API_KEY_FILE",
-        value_name = "FILE",
-        conflicts_with = "api_key"
-    )]
-    api_key_file: Option<PathBuf>,
     /// Name that requests give the model [default: the file's name]
     #[arg(long, env = "HOTPIN_ALIAS", value_name = "NAME")]
     alias: Option<String>,
@@ -60,9 +63,10 @@ pub(super) struct ServeArgs {
         long,
         env = "HOTPIN_MAX_BODY",
         value_name = "SIZE",
-        default_value = "4MiB"
+        default_value = "4MiB",
+        value_parser = size
     )]
-    max_body: String,
+    max_body: u64,
     /// Most tokens that one request may generate [default: as many as fit]
     #[arg(long, env = "HOTPIN_MAX_TOKENS", value_name = "N")]
     max_tokens: Option<u32>,
@@ -72,24 +76,29 @@ pub(super) struct ServeArgs {
     /// Time for a request to arrive, seconds
     #[arg(long, env = "HOTPIN_RECEIVE_TIME", value_name = "S", default_value_t = Limits::default().receive.as_secs(), value_parser = clap::value_parser!(u64).range(1..=3600))]
     receive_time: u64,
+    /// Time for a client to take a part of its answer, seconds; who reads nothing is cut off
+    #[arg(long, env = "HOTPIN_SEND_TIME", value_name = "S", default_value_t = Limits::default().send.as_secs(), value_parser = clap::value_parser!(u64).range(1..=3600))]
+    send_time: u64,
     /// Time that running requests get after the server was told to stop, seconds
     #[arg(long, env = "HOTPIN_DRAIN_TIME", value_name = "S", default_value_t = Limits::default().drain.as_secs())]
     drain_time: u64,
-    /// Let pages of this origin use the server; may be given several times
-    #[arg(long, value_name = "ORIGIN")]
+    /// Let pages of this origin use the server; several are separated by commas, or given in turn
+    #[arg(
+        long,
+        env = "HOTPIN_CORS",
+        value_name = "ORIGIN",
+        value_delimiter = ','
+    )]
     cors: Vec<HeaderValue>,
     /// Use this chat template (Jinja) in place of the model's
     #[arg(long, env = "HOTPIN_CHAT_TEMPLATE", value_name = "FILE")]
     chat_template: Option<PathBuf>,
     #[command(flatten)]
-    engine: EngineArgs,
-    #[command(flatten)]
-    control: ControlArgs,
+    key: KeyArgs,
 }
 
-impl ServeArgs {
+impl ServerArgs {
     fn limits(&self) -> Result<Limits> {
-        let body_bytes = common::size_of("--max-body", &self.max_body)?;
         let fail = |what: &str| Usage(format!("{what} must be above 0"));
         if self.connections == 0 {
             return Err(fail("--connections").into());
@@ -98,52 +107,28 @@ impl ServeArgs {
             return Err(fail("--max-tokens").into());
         }
         Ok(Limits {
-            body_bytes: usize::try_from(body_bytes).unwrap_or(usize::MAX),
+            body_bytes: usize::try_from(self.max_body).unwrap_or(usize::MAX),
             connections: self.connections.min(tokio::sync::Semaphore::MAX_PERMITS),
             queue: self.queue,
             tokens: self.max_tokens,
             receive: Duration::from_secs(self.receive_time),
+            send: Duration::from_secs(self.send_time),
             generation: self.max_time.map(Duration::from_secs),
             drain: Duration::from_secs(self.drain_time),
         })
     }
 
     fn key(&self) -> Result<Option<Key>> {
-        let text = match (&self.api_key, &self.api_key_file) {
-            (Some(key), _) => key.clone(),
-            (None, Some(path)) => {
-                let text = std::fs::read_to_string(path)
-                    .with_context(|| format!("API key {}", path.display()))?;
-                text.lines().next().unwrap_or("").trim().to_owned()
-            }
-            (None, None) if self.host.is_loopback() => return Ok(None),
-            (None, None) => {
-                return Err(Usage(format!(
-                    "--host {} can be reached from other machines: give --api-key as well",
-                    self.host
-                ))
-                .into());
-            }
-        };
-        if text.is_empty() {
-            return Err(Usage("the API key must not be empty".into()).into());
-        }
-        Ok(Some(Key::new(&text)))
-    }
-
-    fn name(&self) -> String {
-        self.alias.clone().unwrap_or_else(|| {
-            self.model.file_stem().map_or_else(
-                || "model".to_owned(),
-                |stem| stem.to_string_lossy().into_owned(),
-            )
-        })
-    }
-
-    fn engine_options(&self) -> EngineOptions {
-        EngineOptions {
-            sequences: self.parallel,
-            ..self.engine.options()
+        match self.key.text() {
+            Ok(Some(text)) => Ok(Some(Key::new(&text))),
+            Ok(None) if self.host.is_loopback() => Ok(None),
+            Ok(None) => Err(Usage(format!(
+                "--host {} can be reached from other machines: give --api-key as well",
+                self.host
+            ))
+            .into()),
+            Err(error @ KeyError::Empty) => Err(Usage(error.to_string()).into()),
+            Err(error @ KeyError::Io { .. }) => Err(error.into()),
         }
     }
 
@@ -156,22 +141,63 @@ impl ServeArgs {
     }
 }
 
-pub(super) fn execute(args: &ServeArgs) -> Result<ExitCode> {
-    let (limits, key, template) = (args.limits()?, args.key()?, args.template()?);
+impl ServeArgs {
+    /// Checks what can be checked before a model is there.
+    pub(super) fn check(&self, config: &Config) -> Result<()> {
+        self.server.limits()?;
+        self.server.key()?;
+        self.server.template()?;
+        common::control(&self.control.regulation, config)?.check()?;
+        Ok(())
+    }
+
+    /// What is regulated how.
+    pub(super) fn regulation(&self) -> &RegulationArgs {
+        &self.control.regulation
+    }
+
+    fn name(&self) -> String {
+        self.server.alias.clone().unwrap_or_else(|| {
+            self.model.file_stem().map_or_else(
+                || "model".to_owned(),
+                |stem| stem.to_string_lossy().into_owned(),
+            )
+        })
+    }
+
+    fn engine_options(&self) -> EngineOptions {
+        EngineOptions {
+            sequences: self.server.parallel,
+            ..self.engine.options(CONTEXT_TOKENS)
+        }
+    }
+}
+
+pub(super) fn execute(args: &ServeArgs, invocation: &Invocation) -> Result<ExitCode> {
+    let server = &args.server;
+    let (limits, key, template) = (server.limits()?, server.key()?, server.template()?);
     // Before the model is loaded, which may take minutes.
-    args.control.control()?;
+    let control = common::control(&args.control.regulation, &invocation.config)?;
     let map = ModelMap::open(&args.model)?;
-    let options = args.control.rig_options(args.engine_options(), &map)?;
-    let address = SocketAddr::new(args.host, args.port);
+    let (options, learner) = args
+        .control
+        .rig_options(args.engine_options(), control, &map)?;
+    let address = SocketAddr::new(server.host, server.port);
     let listener = TcpListener::bind(address).with_context(|| format!("listening on {address}"))?;
     let address = listener.local_addr()?;
-    let app = Arc::new(App::new(args.name(), key, args.host.is_loopback(), limits));
-    let http = Http::start(&app, listener, &args.cors)?;
+    let app = Arc::new(App::new(
+        args.name(),
+        key,
+        server.host.is_loopback(),
+        limits,
+    ));
+    reload::watch(&app, invocation).context("waiting for SIGHUP")?;
+    let http = Http::start(&app, listener, &server.cors)?;
     common::note(&format!(
         "hotpin: http://{address} answers, loading {}",
         app.name
     ));
-    let outcome = serve(&app, &map, options, template.as_deref());
+    let outcome = serve(&app, &map, options, learner, template.as_deref());
     http.stop();
     outcome?;
     Ok(ExitCode::SUCCESS)
@@ -182,6 +208,7 @@ fn serve(
     app: &Arc<App>,
     map: &ModelMap,
     options: RigOptions,
+    learner: Option<Learner>,
     template: Option<&str>,
 ) -> Result<()> {
     let loaded = common::load_watched(map, options.policy, &mut |fraction| {
@@ -203,6 +230,7 @@ fn serve(
             fraction,
         });
     })?;
+    let learning = common::start_learning(learner, &rig)?;
     let info = info(app, map, &rig, policy, &engine);
     common::note(&format!(
         "hotpin: ready; {} requests at once, {} tokens each",
@@ -219,12 +247,14 @@ fn serve(
         since: Instant::now(),
         model: Arc::clone(&model),
     })));
+    tell(&[NotifyState::Ready, NotifyState::Status("serving")]);
     Scheduler::new(
         &mut rig.session,
         Arc::clone(&app.queue),
         Arc::clone(&app.stats),
     )
     .run();
+    learning.map_or(Ok(()), Learning::finish)?;
     Ok(())
 }
 

@@ -292,10 +292,15 @@ impl Loop {
         };
         let orders = {
             let mut orders = lock(&self.shared.orders);
-            let now = *orders;
-            orders.limit = None;
-            now
+            let standing = Orders {
+                paused: orders.paused,
+                ..Orders::default()
+            };
+            std::mem::replace(&mut *orders, standing)
         };
+        if let Some(control) = &orders.control {
+            self.policy.reconfigure(control);
+        }
         if let Some(limit) = orders.limit {
             self.policy.limit_capacity(limit);
             lock(&self.shared.status).limit = Some(limit);

@@ -4,7 +4,9 @@
 use super::journal::Entry;
 use super::{Shared, Status, lock};
 use hdrhistogram::Histogram;
-use hotpin_controllers::{Action, ExpertId, Reason, Residence};
+use hotpin_controllers::{
+    Action, AdaptiveConfig, Checked, ConfigError, ExpertId, Reason, Residence,
+};
 use serde::Serialize;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -14,11 +16,13 @@ use tokio::sync::watch;
 pub struct Monitor(pub(super) Arc<Shared>);
 
 /// What somebody asked the loop to do, in force from the next tick on.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Orders {
     pub(super) paused: bool,
     /// A new ceiling on capacity that waits to be told to the policy.
     pub(super) limit: Option<Option<u64>>,
+    /// Other settings of the control laws that wait likewise.
+    pub(super) control: Option<Checked>,
 }
 
 /// Where every expert is and what it scored at the last tick, by expert.
@@ -131,6 +135,17 @@ impl Monitor {
     /// Puts another ceiling on capacity, or none, in bytes.
     pub fn limit_capacity(&self, bytes: Option<u64>) {
         lock(&self.0.orders).limit = Some(bytes);
+    }
+
+    /// Puts other settings of the control laws in force, at the next tick. The ceiling on capacity stays
+    /// ([`Monitor::limit_capacity`] sets it), and so do scores that were counted under older ones.
+    ///
+    /// # Errors
+    /// When they are out of range or contradict each other; the old ones then stay.
+    pub fn reconfigure(&self, control: &AdaptiveConfig) -> Result<(), ConfigError> {
+        let checked = control.check()?;
+        lock(&self.0.orders).control = Some(checked);
+        Ok(())
     }
 
     /// Tells the number of ticks each time it rises.

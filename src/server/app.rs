@@ -32,6 +32,8 @@ pub struct Limits {
     pub tokens: Option<u32>,
     /// Time for a request's head to arrive, and again for its body.
     pub receive: Duration,
+    /// Time for a client to take any part of what it is sent.
+    pub send: Duration,
     /// Time from queueing to the end of a generation; `None` for any.
     pub generation: Option<Duration>,
     /// Time that running generations get after the server was told to stop.
@@ -46,6 +48,7 @@ impl Default for Limits {
             queue: 32,
             tokens: None,
             receive: Duration::from_secs(30),
+            send: Duration::from_secs(60),
             generation: None,
             drain: Duration::from_secs(30),
         }

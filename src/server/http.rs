@@ -3,6 +3,7 @@
 use super::app::{App, Phase};
 use super::openai::ApiError;
 use super::queue::End;
+use super::watchdog::tell;
 use super::{api, completions, events, metrics};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
@@ -14,12 +15,14 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
+use sd_notify::NotifyState;
 use serde_json::json;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
+use tokio_io_timeout::TimeoutStream;
 use tower_http::cors::{AllowHeaders, AllowMethods, CorsLayer};
 
 /// The page at `/`: everything it needs is in it.
@@ -224,12 +227,14 @@ pub(super) async fn serve(
         };
         // Tokens are small; waiting to fill a packet would only delay them.
         let _ = stream.set_nodelay(true);
+        let mut stream = TimeoutStream::new(stream);
+        stream.set_write_timeout(Some(app.limits.send));
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(app.limits.receive)
             .max_buf_size(MOST_HEAD_BYTES)
             .serve_connection(
-                TokioIo::new(stream),
+                TokioIo::new(Box::pin(stream)),
                 TowerToHyperService::new(router.clone()),
             );
         let connection = graceful.watch(connection);
@@ -256,6 +261,7 @@ pub(super) async fn end_on_signal(app: Arc<App>, stop: watch::Sender<bool>) -> s
     tracing::info!("stopping: what runs may finish");
     app.enter(Phase::Stopping);
     app.queue.close(End::Drained);
+    tell(&[NotifyState::Stopping]);
     stop.send_replace(true);
     tokio::select! {
         _ = interrupt.recv() => {}

@@ -17,11 +17,13 @@ mod slot;
 mod stats;
 mod stream;
 mod tick;
+mod watchdog;
 
 pub use app::{App, Key, Limits, ModelInfo, Phase, Ready};
 pub use queue::{End, Queue};
 pub use scheduler::Scheduler;
 pub use stats::Stats;
+pub use watchdog::tell;
 
 use axum::http::HeaderValue;
 use std::net::TcpListener;
@@ -77,6 +79,7 @@ impl Http {
                             tracing::error!("signals cannot be waited for: {error}");
                         }
                     });
+                    tokio::spawn(watchdog::keep(Arc::clone(&app)));
                     http::serve(listener, router, app, stopped).await;
                 });
             })?;

@@ -44,6 +44,7 @@ impl<'s, 'm> Scheduler<'s, 'm> {
     /// Serves until the queue is closed.
     pub fn run(&mut self) {
         loop {
+            self.stats.round();
             self.drop_the_gone();
             if let Some(end) = self.queue.end() {
                 self.turn_away();

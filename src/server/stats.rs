@@ -66,6 +66,7 @@ pub struct Finished {
 pub struct Stats {
     outcomes: [AtomicU64; 4],
     running: AtomicU64,
+    rounds: AtomicU64,
     prompt_tokens: AtomicU64,
     cached_tokens: AtomicU64,
     generated_tokens: AtomicU64,
@@ -111,6 +112,15 @@ impl Stats {
 
     pub(super) fn set_running(&self, running: usize) {
         self.running.store(running as u64, Relaxed);
+    }
+
+    /// The engine's thread has come round.
+    pub(super) fn round(&self) {
+        self.rounds.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn rounds(&self) -> u64 {
+        self.rounds.load(Relaxed)
     }
 
     pub(super) fn prompt(&self, decoded: usize, cached: usize) {

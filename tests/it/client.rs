@@ -23,16 +23,26 @@ pub struct Server {
 impl Server {
     /// Starts a server on a free port and waits until it is ready.
     pub fn start(model: &Path, more: &[&str]) -> Self {
-        let server = Self::start_unready(model, more);
+        Self::start_with(model, more, &[])
+    }
+
+    /// The same, with variables of the environment.
+    pub fn start_with(model: &Path, more: &[&str], env: &[(&str, &str)]) -> Self {
+        let server = Self::spawn(model, more, env);
         server.wait_for("ready;");
         server
     }
 
     /// The same, as soon as it answers.
     pub fn start_unready(model: &Path, more: &[&str]) -> Self {
+        Self::spawn(model, more, &[])
+    }
+
+    fn spawn(model: &Path, more: &[&str], env: &[(&str, &str)]) -> Self {
         let model = model.to_str().expect("UTF-8 path");
         let fixed = ["serve", model, "--port", "0", "-t", THREADS, "-c", "512"];
         let mut child = program(fixed.iter().chain(more))
+            .envs(env.iter().copied())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
@@ -67,7 +77,8 @@ impl Server {
         self.stderr.lock().expect("stderr").clone()
     }
 
-    fn wait_for(&self, word: &str) {
+    /// Waits until the log says this.
+    pub fn wait_for(&self, word: &str) {
         let began = Instant::now();
         while !self.stderr().contains(word) {
             assert!(

@@ -3,12 +3,10 @@
 
 use super::support::{self, Loaded, NEVER, bits, engine_options, forced_hash, locked_bytes};
 use hotpin::engine::{EngineError, Pass, RouteSink, Routed, Session};
-use hotpin::governor::{Governor, GovernorOptions, Journal, Regulated};
 use hotpin::plant::Rig;
-use hotpin::sensors::Roots;
 use hotpin::trace::Recorder;
 use hotpin_controllers::trace::{Phase, Trace};
-use hotpin_controllers::{Action, Decision, ExpertId, Observation, Policy, PolicyKind, Reason};
+use hotpin_controllers::{ExpertId, PolicyKind};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -362,62 +360,6 @@ fn a_sink_that_panics_stops_the_decode_and_not_the_program() {
     );
 }
 
-/// Pins some experts, then loses its mind.
-struct Doomed {
-    ticks: u32,
-    fails_at: u32,
-    scores: Vec<f32>,
-}
-
-impl Policy for Doomed {
-    fn name(&self) -> &'static str {
-        "doomed"
-    }
-
-    fn tick(&mut self, _: &Observation<'_>, out: &mut Decision) {
-        out.clear();
-        out.capacity_bytes = u64::MAX;
-        self.ticks += 1;
-        assert!(self.ticks < self.fails_at, "the policy has lost its mind");
-        let pin = |n: u32| Action {
-            expert: ExpertId(n),
-            reason: Reason::Fill,
-            score: 1.0,
-        };
-        out.pin = (0..40).map(|n| pin(n * 6)).collect();
-    }
-
-    fn scores(&self) -> &[f32] {
-        &self.scores
-    }
-}
-
-fn doomed_governor(loaded: &Loaded, rig: &Rig<'_>, fails_at: u32) -> Governor {
-    let shape = loaded.map.shape().clone();
-    let scores = vec![0.0; shape.total_experts()];
-    Governor::start(
-        GovernorOptions {
-            tick: TICK,
-            roots: Roots::default(),
-            dense_locked_bytes: 0,
-            slices_per_expert: 3,
-        },
-        Regulated {
-            store: rig.store.clone().expect("store"),
-            counters: Arc::clone(&rig.counters),
-            shape,
-        },
-        Box::new(Doomed {
-            ticks: 0,
-            fails_at,
-            scores,
-        }),
-        Journal::new(None),
-        &mut |_, _| {},
-    )
-    .expect("governor")
-}
-
 #[test]
 fn a_governor_whose_first_tick_panics_leaves_a_session_without_control() {
     let name = "a_governor_whose_first_tick_panics_leaves_a_session_without_control";
@@ -426,7 +368,7 @@ fn a_governor_whose_first_tick_panics_leaves_a_session_without_control() {
     };
     let before = locked_bytes();
     let mut rig = loaded.rig(PolicyKind::Fetch, None, NEVER);
-    let governor = doomed_governor(&loaded, &rig, 1);
+    let governor = loaded.doomed_governor(&rig, 1);
     let said = governor.status().failed.expect("failed");
     assert!(said.contains("without control"), "{said}");
     assert_eq!(locked_bytes(), before);
@@ -445,7 +387,7 @@ fn a_governor_that_panics_unlocks_everything_and_the_session_goes_on() {
     let healthy = forced_hash(&mut rig.session, &tokens);
     let store = rig.store.clone().expect("store");
     let dense = locked_bytes();
-    let governor = doomed_governor(&loaded, &rig, 4);
+    let governor = loaded.doomed_governor(&rig, 4);
     assert!(
         locked_bytes() >= dense + 40 * loaded.expert_bytes(),
         "the first decision is carried out"

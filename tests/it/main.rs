@@ -2,8 +2,11 @@
 
 mod bench_parent;
 mod client;
+mod config;
 mod demo_model;
+mod generated;
 mod gguf_writer;
+mod learn;
 mod live_batch;
 mod live_chat;
 mod live_cli;
@@ -13,6 +16,10 @@ mod live_store;
 mod model_map;
 mod sensors;
 mod server;
+mod server_config;
 mod server_control;
+mod server_crowd;
+mod server_ended;
 mod server_safety;
+mod server_top;
 mod support;

@@ -294,39 +294,6 @@ fn a_client_that_goes_away_frees_its_place() {
 }
 
 #[test]
-fn a_crowd_is_served_or_told_to_come_back() {
-    let name = "a_crowd_is_served_or_told_to_come_back";
-    let Some(model) = support::moe(name) else {
-        return;
-    };
-    let server = Server::start(&model, &["--parallel", "2", "--queue", "6"]);
-    let body = chat(&json!({"max_tokens": 3}));
-    let request = server.request("POST", CHAT, Some(&body.to_string()));
-    let mut connections: Vec<_> = (0..200).map(|_| server.connect()).collect();
-    for connection in &mut connections {
-        connection.write_all(request.as_bytes()).expect("write");
-    }
-    let answers: Vec<Answer> = connections.into_iter().map(Answer::read).collect();
-    let served = answers.iter().filter(|a| a.status == 200).count();
-    let refused: Vec<_> = answers.iter().filter(|a| a.status == 429).collect();
-    assert_eq!(served + refused.len(), 200, "nothing else happens");
-    // As many as may wait; the two that run may have been taken from those.
-    assert!(served >= 6, "{served} were served");
-    for answer in &refused {
-        answer.refused(429, &["queue_full", "rate_limit_error"]);
-        assert!(
-            answer.head.to_ascii_lowercase().contains("retry-after: "),
-            "{answer:?}"
-        );
-    }
-    for answer in answers.iter().filter(|a| a.status == 200) {
-        assert_eq!(answer.json()["usage"]["completion_tokens"], 3);
-    }
-    assert_eq!(server.state("/now/requests/finished"), served);
-    assert_eq!(server.state("/now/requests/refused"), refused.len());
-}
-
-#[test]
 fn a_server_that_is_told_to_stop_finishes_what_runs() {
     let name = "a_server_that_is_told_to_stop_finishes_what_runs";
     let Some(model) = support::moe(name) else {

@@ -1,17 +1,20 @@
 //! What the tests of the running engine share: the test model, the program, and the kernel's books.
 
 use hotpin::engine::{EngineOptions, Model, Session, Token};
-use hotpin::governor::Journal;
+use hotpin::governor::{Governor, GovernorOptions, Journal, Regulated};
 use hotpin::model::ModelMap;
 use hotpin::plant::{Rig, RigOptions};
+use hotpin::sensors::Roots;
 use hotpin::store::{DirectOptions, StoreKind};
-use hotpin_controllers::{AdaptiveConfig, PolicyKind};
+use hotpin_controllers::{
+    Action, AdaptiveConfig, Decision, ExpertId, Observation, Policy, PolicyKind, Reason,
+};
 use sha2::{Digest, Sha256};
 use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A time between ticks that no test lives to see: only the first tick happens.
@@ -151,6 +154,63 @@ impl Loaded {
             recorder: None,
         }
     }
+
+    /// A governor that pins 40 experts and panics on its tick number `fails_at`.
+    pub fn doomed_governor(&self, rig: &Rig<'_>, fails_at: u32) -> Governor {
+        let shape = self.map.shape().clone();
+        let scores = vec![0.0; shape.total_experts()];
+        Governor::start(
+            GovernorOptions {
+                tick: Duration::from_millis(20),
+                roots: Roots::default(),
+                dense_locked_bytes: 0,
+                slices_per_expert: 3,
+            },
+            Regulated {
+                store: rig.store.clone().expect("store"),
+                counters: Arc::clone(&rig.counters),
+                shape,
+            },
+            Box::new(Doomed {
+                ticks: 0,
+                fails_at,
+                scores,
+            }),
+            Journal::new(None),
+            &mut |_, _| {},
+        )
+        .expect("governor")
+    }
+}
+
+/// Pins some experts, then loses its mind.
+struct Doomed {
+    ticks: u32,
+    fails_at: u32,
+    scores: Vec<f32>,
+}
+
+impl Policy for Doomed {
+    fn name(&self) -> &'static str {
+        "doomed"
+    }
+
+    fn tick(&mut self, _: &Observation<'_>, out: &mut Decision) {
+        out.clear();
+        out.capacity_bytes = u64::MAX;
+        self.ticks += 1;
+        assert!(self.ticks < self.fails_at, "the policy has lost its mind");
+        let pin = |n: u32| Action {
+            expert: ExpertId(n),
+            reason: Reason::Fill,
+            score: 1.0,
+        };
+        out.pin = (0..40).map(|n| pin(n * 6)).collect();
+    }
+
+    fn scores(&self) -> &[f32] {
+        &self.scores
+    }
 }
 
 /// Engine settings of the tests in process.
@@ -245,6 +305,8 @@ pub fn clean(command: &mut Command) {
             command.env_remove(name);
         }
     }
+    // No settings file of whoever runs the tests.
+    command.env("HOTPIN_CONFIG", "/dev/null");
 }
 
 /// What came of a run of the program.

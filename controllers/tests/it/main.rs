@@ -4,4 +4,5 @@ mod baselines;
 mod inputs;
 mod plant;
 mod properties;
+mod reconfigure;
 mod scenarios;

@@ -4,7 +4,7 @@ use super::delta::{Deltas, call_id};
 use crate::engine::chat::{Answer, AnswerReader};
 use crate::server::job::{Done, Finish, Piece, TokenReport, Usage};
 use serde_json::{Map, Value, json};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The logarithm that stands for a probability of 0, which JSON cannot hold.
 const LEAST_LOGPROB: f32 = -9999.0;
@@ -116,6 +116,32 @@ pub struct ChatWriter {
     text: String,
     reports: Vec<TokenReport>,
     deltas: Deltas,
+    pace: Pace,
+}
+
+/// How often a growing answer is read. Each time it is read from its beginning, on cores that the
+/// engine wants, so a long one is not read for every token.
+#[derive(Debug, Default)]
+struct Pace {
+    /// When it was read last, and how long that took.
+    last: Option<(Instant, Duration)>,
+}
+
+/// Part of the time that reading may take: one of so many.
+const READING_SHARE: u32 = 200;
+
+impl Pace {
+    fn is_due(&self) -> bool {
+        self.last
+            .is_none_or(|(at, took)| at.elapsed() >= took * READING_SHARE)
+    }
+
+    fn time<T>(&mut self, read: impl FnOnce() -> T) -> T {
+        let began = Instant::now();
+        let read = read();
+        self.last = Some((Instant::now(), began.elapsed()));
+        read
+    }
 }
 
 const CHAT: &str = "chat.completion";
@@ -133,6 +159,7 @@ impl ChatWriter {
             text: String::new(),
             reports: Vec::new(),
             deltas,
+            pace: Pace::default(),
         }
     }
 
@@ -179,9 +206,15 @@ impl Writer for ChatWriter {
 
     fn piece(&mut self, piece: &Piece) -> Vec<Value> {
         self.text.push_str(&piece.text);
-        let delta = self
-            .answer(true)
-            .and_then(|a| self.deltas.update(&a, false));
+        // Likelihoods belong to the chunk of their token. Else what is left out now comes with a later
+        // piece, or at the end.
+        if !self.likelihoods && !self.pace.is_due() {
+            return Vec::new();
+        }
+        let mut pace = std::mem::take(&mut self.pace);
+        let answer = pace.time(|| self.answer(true));
+        self.pace = pace;
+        let delta = answer.and_then(|a| self.deltas.update(&a, false));
         match delta {
             None if piece.tokens.is_empty() => Vec::new(),
             delta => vec![self.chunk(&delta.unwrap_or_else(|| json!({})), &piece.tokens, None)],
@@ -338,4 +371,26 @@ fn text_logprobs(reports: &[TokenReport], offset: &mut usize) -> Value {
         })
         .collect();
     json!({"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": offsets})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Pace;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn a_growing_answer_is_read_at_a_bounded_share_of_the_time() {
+        assert!(Pace::default().is_due(), "the first piece");
+        let read = |ago_ms: u64, took_us: u64| {
+            let at = Instant::now().checked_sub(Duration::from_millis(ago_ms));
+            let last = at.map(|at| (at, Duration::from_micros(took_us)));
+            Pace { last }.is_due()
+        };
+        assert!(read(20, 50), "short answers are read for every token");
+        assert!(!read(20, 5_000), "long ones are not");
+        assert!(read(1_000, 5_000), "but go on");
+        let mut pace = Pace::default();
+        pace.time(|| std::thread::sleep(Duration::from_millis(20)));
+        assert!(!pace.is_due());
+    }
 }

@@ -114,6 +114,9 @@ pub(super) fn execute(args: &RunArgs) -> Result<ExitCode> {
     let tokens = args.tokens(&model, &text)?;
     let options = args.control.rig_options(args.engine.options(), &map)?;
     let mut rig = common::assemble(&model, &map, options)?;
+    if let Some(recording) = &rig.recording {
+        recording.prompt("prompt");
+    }
     let mut sampler = Sampler::new(&sampling);
     let mut out = std::io::stdout().lock();
     let generation = generate(

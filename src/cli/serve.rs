@@ -224,6 +224,7 @@ fn serve(
         Arc::clone(&app.queue),
         Arc::clone(&app.stats),
     )
+    .recorded(rig.recording.clone())
     .run();
     Ok(())
 }

@@ -1,12 +1,17 @@
-//! Recording a session: every token's routing, in the format that `hotpin-sim` replays.
+//! Recording a session: every token's routing, where prompts begin, and what the governor saw and
+//! decided, in the format that `hotpin-sim` replays.
 
 use crate::engine::{Pass, Routed};
 use crate::model::ModelMap;
-use hotpin_controllers::ModelShape;
-use hotpin_controllers::trace::{Phase, TraceEncoder, TraceError, TraceHeader};
+use hotpin_controllers::trace::{Phase, Tick, TraceEncoder, TraceError, TraceHeader};
+use hotpin_controllers::{Decision, ModelShape, Observation};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
+
+/// Ticks that wait for the next token. Those of an engine that decodes nothing for longer are left out.
+const MOST_TICKS: usize = 1024;
 
 /// Why a recording could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +34,29 @@ pub enum RecordError {
     },
 }
 
+/// What other threads, and whoever begins prompts, have to say in a recording. The engine's thread
+/// writes it before its next token, and never waits for it.
+#[derive(Clone, Debug)]
+pub struct Recording {
+    prompts: Sender<String>,
+    ticks: SyncSender<Box<Tick>>,
+}
+
+impl Recording {
+    /// The tokens that follow belong to a new prompt.
+    pub fn prompt(&self, label: impl Into<String>) {
+        // A recording that has ended takes no notes.
+        let _ = self.prompts.send(label.into());
+    }
+
+    /// One tick of the governor.
+    pub fn tick(&self, observation: &Observation<'_>, decision: &Decision) {
+        let _ = self
+            .ticks
+            .try_send(Box::new(Tick::new(observation, decision)));
+    }
+}
+
 /// Writes a trace as the engine routes. A failing disk ends the recording, never the session.
 ///
 /// llama.cpp does not compute the last layer for prompt tokens whose logits nobody wants. A trace
@@ -45,6 +73,9 @@ pub struct Recorder {
     /// For each layer of the micro-batch: its routed experts, token by token in slot order.
     layers: Vec<Vec<u32>>,
     row: Vec<u32>,
+    recording: Recording,
+    prompts: Receiver<String>,
+    ticks: Receiver<Box<Tick>>,
 }
 
 impl Recorder {
@@ -67,7 +98,15 @@ impl Recorder {
             path: path.to_owned(),
             source,
         })?;
+        let (told_prompts, prompts) = mpsc::channel();
+        let (told_ticks, ticks) = mpsc::sync_channel(MOST_TICKS);
         Ok(Self {
+            recording: Recording {
+                prompts: told_prompts,
+                ticks: told_ticks,
+            },
+            prompts,
+            ticks,
             path: path.to_owned(),
             shape: map.shape().clone(),
             encoder: Some(encoder),
@@ -77,6 +116,12 @@ impl Recorder {
             layers: vec![Vec::new(); map.shape().layers()],
             row: Vec::new(),
         })
+    }
+
+    /// Where the rest of what is recorded comes in.
+    #[must_use]
+    pub fn recording(&self) -> Recording {
+        self.recording.clone()
     }
 
     /// One layer of a micro-batch.
@@ -108,6 +153,7 @@ impl Recorder {
     /// Ends the micro-batch: those of its tokens that every layer routed are written. They are its
     /// last ones, since only the last token's logits are asked for, or every token's.
     pub fn end_batch(&mut self) {
+        self.take_notes();
         let tokens = std::mem::take(&mut self.tokens);
         let top_k = |layer: usize| self.shape.top_k_in(layer) as usize;
         let rows = |layer: usize| self.layers[layer].len() / top_k(layer).max(1);
@@ -136,6 +182,21 @@ impl Recorder {
             if let Err(error) = self.file.write_all(&bytes) {
                 self.give_up(&error);
             }
+        }
+    }
+
+    /// Writes what was said since the last batch: it goes before this one's tokens.
+    fn take_notes(&mut self) {
+        let Some(encoder) = &mut self.encoder else {
+            return;
+        };
+        let ticks = self.ticks.try_iter().map(|tick| encoder.tick(&tick));
+        let mut written: Result<(), TraceError> = ticks.collect();
+        for label in self.prompts.try_iter() {
+            written = written.and_then(|()| encoder.prompt(&label));
+        }
+        if let Err(error) = written {
+            self.give_up(&error);
         }
     }
 

@@ -92,17 +92,26 @@ pub enum ShapeError {
         /// The largest number supported.
         limit: u32,
     },
+    /// More bytes than any machine has.
+    #[error("experts of more than {limit} bytes in all")]
+    TooLarge {
+        /// The most that is supported.
+        limit: u64,
+    },
 }
 
 impl ModelShape {
     /// Most experts that a model may have in all (1 T models have about 25,000).
     pub const MAX_EXPERTS: u32 = 1 << 20;
 
+    /// Most bytes that all experts may have together, so that no sum of them overflows.
+    pub const MAX_BYTES: u64 = 1 << 60;
+
     /// Builds a shape from per-layer expert counts, expert sizes in bytes and top-k.
     ///
     /// # Errors
     /// When the lists differ in length, a layer is empty or routes to more experts than it has, or
-    /// there are more than [`Self::MAX_EXPERTS`] experts.
+    /// there are more than [`Self::MAX_EXPERTS`] experts or [`Self::MAX_BYTES`] bytes.
     pub fn new(
         experts: Vec<u32>,
         expert_bytes: Vec<u64>,
@@ -118,6 +127,7 @@ impl ModelShape {
         let mut base = Vec::with_capacity(experts.len() + 1);
         let mut next = 0u32;
         base.push(next);
+        let mut total_bytes = 0u64;
         for layer in 0..experts.len() {
             let (n, bytes, k) = (experts[layer], expert_bytes[layer], top_k[layer]);
             if n == 0 || bytes == 0 || k == 0 || k > n {
@@ -135,6 +145,13 @@ impl ModelShape {
                     limit: Self::MAX_EXPERTS,
                 })?;
             base.push(next);
+            total_bytes = bytes
+                .checked_mul(u64::from(n))
+                .and_then(|bytes| total_bytes.checked_add(bytes))
+                .filter(|&total| total <= Self::MAX_BYTES)
+                .ok_or(ShapeError::TooLarge {
+                    limit: Self::MAX_BYTES,
+                })?;
         }
         Ok(Self {
             experts,

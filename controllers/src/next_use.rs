@@ -30,7 +30,7 @@ use crate::numeric::{exp2, log2, signs};
 use std::ops::Range;
 
 /// Dimensions of the context.
-const DIMENSIONS: usize = 64;
+const DIMENSIONS: usize = 16;
 
 /// Discount of a use by one token. Hits change by less than .002 between 0.5 and 0.9.
 const DISCOUNT: f32 = 0.75;
@@ -54,6 +54,9 @@ const SHARED_RATE: f32 = 0.05;
 /// `1 + EARLY_GAIN / (1 + routings)`.
 const OWN_RATE: f32 = 0.15;
 const EARLY_GAIN: f32 = 4.0;
+
+/// What was not routed corrects an expert's own weights at one turn in so many, by as many times.
+const SAMPLE: usize = 4;
 
 /// Effective share of the past that rates start with, so that the first routing is no certainty.
 const FIRST_SHARE: f32 = 0.05;
@@ -93,19 +96,17 @@ pub struct NextUse {
     value: Vec<f32>,
     order: Vec<f32>,
     context: Context,
-    /// The context at each layer's last turn.
+    /// The context at each layer's last turn, and the turns that it has had.
     seen: Vec<[f32; DIMENSIONS]>,
+    turns: Vec<usize>,
     signature: Vec<[f32; DIMENSIONS]>,
-    /// Mean context of each expert's routings, layer by layer, dimension by dimension in a layer, and
-    /// its length.
-    memory: Vec<f32>,
+    /// Each expert's own weights on the context, and the mean context of its routings with its length.
+    own: Vec<[f32; DIMENSIONS]>,
+    memory: Vec<[f32; DIMENSIONS]>,
     memory_length: Vec<f32>,
-    /// Each expert's own weights on the context, in the same order.
-    own: Vec<f32>,
     half_life_factor: f32,
     /// Base-2 logarithm of the discount of one token.
     log_discount: f32,
-    started: Vec<bool>,
     scratch: Scratch,
 }
 
@@ -124,9 +125,6 @@ struct Scratch {
     features: [Vec<f32>; FEATURES],
     logit: Vec<f32>,
     error: Vec<f32>,
-    /// What was routed: the expert's index in its layer, and the share that the present context takes
-    /// up in its mean context.
-    routed: Vec<(usize, f32)>,
 }
 
 impl NextUse {
@@ -180,18 +178,17 @@ impl NextUse {
                 tokens: 0.0,
             },
             seen: vec![[0.0; DIMENSIONS]; layers.len()],
+            turns: vec![0; layers.len()],
             signature: (0..experts).map(|e| signs(e as u64)).collect(),
-            memory: vec![0.0; experts * DIMENSIONS],
+            memory: vec![[0.0; DIMENSIONS]; experts],
             memory_length: vec![0.0; experts],
-            own: vec![0.0; experts * DIMENSIONS],
+            own: vec![[0.0; DIMENSIONS]; experts],
             half_life_factor: 1.0,
             log_discount: log2(DISCOUNT),
-            started: vec![false; layers.len()],
             scratch: Scratch {
                 features: [(); FEATURES].map(|()| vec![0.0; widest]),
                 logit: vec![0.0; widest],
                 error: vec![0.0; widest],
-                routed: Vec::with_capacity(widest),
             },
             layers,
         };
@@ -249,13 +246,13 @@ impl NextUse {
             return;
         }
         self.count(layer, tokens, routings);
-        let started = std::mem::replace(&mut self.started[layer], true);
         self.scratch.error[..range.len()].copy_from_slice(&self.value[range.clone()]);
         self.features_of(layer);
-        self.score(range.clone());
-        if started {
+        self.score(layer);
+        if self.turns[layer] > 0 {
             self.learn(layer, tokens, routings);
         }
+        self.turns[layer] += 1;
         for (kept, new) in self.features.iter_mut().zip(&self.scratch.features) {
             kept[range.clone()].copy_from_slice(&new[..range.len()]);
         }
@@ -266,9 +263,8 @@ impl NextUse {
 
     /// Predicts a layer without learning from it.
     fn predict(&mut self, layer: usize) {
-        let range = self.layers[layer].clone();
         self.features_of(layer);
-        self.score(range);
+        self.score(layer);
         self.discounted(layer);
     }
 
@@ -311,16 +307,16 @@ impl NextUse {
         for (feature, tokens) in idle[..n].iter_mut().zip(&self.idle[range.clone()]) {
             *feature = log2(1.0 + tokens) * IDLE_SCALE;
         }
-        affinity[..n].fill(0.0);
-        let memory = &self.memory[slab(&range)];
-        project(&self.context.direction, memory, &mut affinity[..n]);
-        for (feature, length) in affinity[..n].iter_mut().zip(&self.memory_length[range]) {
-            *feature /= length.max(NO_LENGTH);
+        let memory = self.memory[range.clone()].iter();
+        let memory = memory.zip(&self.memory_length[range]);
+        for (feature, (memory, length)) in affinity[..n].iter_mut().zip(memory) {
+            *feature = dot(memory, &self.context.direction) / length.max(NO_LENGTH);
         }
     }
 
     /// Values from the features in `scratch`.
-    fn score(&mut self, range: Range<usize>) {
+    fn score(&mut self, layer: usize) {
+        let range = self.layers[layer].clone();
         let n = range.len();
         let logit = &mut self.scratch.logit[..n];
         logit.fill(0.0);
@@ -329,7 +325,9 @@ impl NextUse {
                 *logit += weight * feature;
             }
         }
-        project(&self.context.direction, &self.own[slab(&range)], logit);
+        for (logit, own) in logit.iter_mut().zip(&self.own[range.clone()]) {
+            *logit += dot(own, &self.context.direction);
+        }
         for (value, logit) in self.value[range].iter_mut().zip(logit) {
             *value = 1.0 / (1.0 + exp2(*logit * -std::f32::consts::LOG2_E));
         }
@@ -352,13 +350,20 @@ impl NextUse {
             let past = &feature[range.clone()];
             *weight += rate * dot(error, past);
         }
-        // From here on, steps.
-        for (error, routings) in error.iter_mut().zip(&self.routings[range.clone()]) {
-            *error *= OWN_RATE * (1.0 + EARLY_GAIN / (1.0 + routings));
-        }
-        let rows = self.own[slab(&range)].chunks_exact_mut(n);
-        for (row, seen) in rows.zip(&self.seen[layer]) {
-            for (own, step) in row.iter_mut().zip(&*error) {
+        let turn = self.turns[layer];
+        let seen = &self.seen[layer];
+        for (expert, (own, &routed)) in self.own[range.clone()].iter_mut().zip(routings).enumerate()
+        {
+            let times = if routed > 0.0 {
+                1.0
+            } else if (expert + turn).is_multiple_of(SAMPLE) {
+                SAMPLE as f32
+            } else {
+                continue;
+            };
+            let known = self.routings[range.start + expert];
+            let step = error[expert] * times * OWN_RATE * (1.0 + EARLY_GAIN / (1.0 + known));
+            for (own, seen) in own.iter_mut().zip(seen) {
                 *own += step * seen;
             }
         }
@@ -366,9 +371,6 @@ impl NextUse {
 
     /// Adds what was routed to the context, and the context to what was routed.
     fn remember(&mut self, range: Range<usize>, routings: &[f32]) {
-        let experts = range.len();
-        let routed = &mut self.scratch.routed;
-        routed.clear();
         for (expert, &count) in routings.iter().enumerate() {
             if count <= 0.0 {
                 continue;
@@ -376,7 +378,6 @@ impl NextUse {
             let id = range.start + expert;
             self.routings[id] += count;
             let share = MEMORY_SHARE.max(1.0 / self.routings[id]).min(1.0);
-            routed.push((expert, share));
             // The length of the mean after it has moved by `share` towards a vector of length 1.
             let (length, rest) = (self.memory_length[id], 1.0 - share);
             let along = length * self.scratch.features[AFFINITY][expert];
@@ -387,11 +388,7 @@ impl NextUse {
             for (sum, sign) in sum.zip(&self.signature[id]) {
                 *sum += sign * count;
             }
-        }
-        let rows = self.memory[slab(&range)].chunks_exact_mut(experts);
-        for (row, now) in rows.zip(&self.context.direction) {
-            for &(expert, share) in &*routed {
-                let memory = &mut row[expert];
+            for (memory, now) in self.memory[id].iter_mut().zip(&self.context.direction) {
                 *memory += (now - *memory) * share;
             }
         }
@@ -430,11 +427,6 @@ impl Context {
     }
 }
 
-/// Where a layer's numbers lie in a list of [`DIMENSIONS`] numbers an expert.
-fn slab(layer: &Range<usize>) -> Range<usize> {
-    layer.start * DIMENSIONS..layer.end * DIMENSIONS
-}
-
 /// Inner product, in eight sums side by side.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let (a, rest_a) = a.as_chunks::<8>();
@@ -445,32 +437,10 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
             *sum += a * b;
         }
     }
-    let rest = rest_a.iter().zip(rest_b).map(|(a, b)| a * b);
-    sums.into_iter().chain(rest).sum()
-}
-
-/// Adds to each expert the inner product of `direction` and its column of `slab`.
-fn project(direction: &[f32; DIMENSIONS], slab: &[f32], out: &mut [f32]) {
-    /// Experts side by side: their sums stay in registers.
-    const WIDTH: usize = 16;
-    let experts = out.len();
-    let whole = experts - experts % WIDTH;
-    for first in (0..whole).step_by(WIDTH) {
-        let mut sums = [0.0f32; WIDTH];
-        for (row, along) in slab.chunks_exact(experts).zip(direction) {
-            for (sum, number) in sums.iter_mut().zip(&row[first..first + WIDTH]) {
-                *sum += number * along;
-            }
-        }
-        for (out, sum) in out[first..].iter_mut().zip(sums) {
-            *out += sum;
-        }
-    }
-    for (row, along) in slab.chunks_exact(experts).zip(direction) {
-        for (out, number) in out[whole..].iter_mut().zip(&row[whole..]) {
-            *out += number * along;
-        }
-    }
+    let rest: f32 = rest_a.iter().zip(rest_b).map(|(a, b)| a * b).sum();
+    // In pairs, which do not wait for one another.
+    let [a, b, c, d, e, f, g, h] = sums;
+    ((a + e) + (c + g)) + ((b + f) + (d + h)) + rest
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 const ROUND: f32 = 12_582_912.0;
 
 /// `2^x`, to 3e-7 of itself. Beyond 2^126 either way it stays there.
+#[inline]
 pub(crate) fn exp2(x: f32) -> f32 {
     let x = x.clamp(-126.0, 126.0);
     let shifted = x + ROUND;
@@ -19,6 +20,7 @@ pub(crate) fn exp2(x: f32) -> f32 {
 }
 
 /// Base-2 logarithm of a positive, normal number, to 1e-6 of 1 or of itself.
+#[inline]
 pub(crate) fn log2(x: f32) -> f32 {
     // The exponent is chosen so that the rest lies between sqrt(1/2) and sqrt(2).
     let bits = x.to_bits().wrapping_sub(0x3f35_04f3);

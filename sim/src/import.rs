@@ -86,6 +86,14 @@ pub enum ImportError {
         /// Tokens of the raw ids.
         tokens: usize,
     },
+    /// Two segments share tokens.
+    #[error("segments line {line} shares tokens with line {other}")]
+    Overlap {
+        /// Line of the one that begins later, from 1.
+        line: usize,
+        /// Line of the other.
+        other: usize,
+    },
     /// The trace could not be encoded.
     #[error(transparent)]
     Trace(#[from] TraceError),
@@ -105,7 +113,7 @@ pub struct Segment {
 /// Reads the segments of `tokens` raw tokens from CSV text. Other columns are ignored.
 ///
 /// # Errors
-/// When a column is missing, a field is malformed, or a segment lies outside.
+/// When a column is missing, a field is malformed, or a segment lies outside or upon another.
 pub fn segments(csv: &str, tokens: usize) -> Result<Vec<Segment>, ImportError> {
     let mut lines = csv.lines().enumerate();
     let names = fields(lines.next().map_or("", |(_, line)| line));
@@ -121,7 +129,7 @@ pub fn segments(csv: &str, tokens: usize) -> Result<Vec<Segment>, ImportError> {
         .into_iter()
         .filter_map(|name| column(name).ok())
         .collect();
-    lines
+    let rows = lines
         .filter(|(_, line)| !line.trim().is_empty())
         .map(|(number, line)| {
             let line_fields = fields(line);
@@ -138,7 +146,7 @@ pub fn segments(csv: &str, tokens: usize) -> Result<Vec<Segment>, ImportError> {
                 end,
                 tokens,
             })?;
-            Ok(Segment {
+            let segment = Segment {
                 tokens: start..end,
                 repetition: row.truth(repetition, "repetition")?,
                 label: label
@@ -146,9 +154,33 @@ pub fn segments(csv: &str, tokens: usize) -> Result<Vec<Segment>, ImportError> {
                     .map(|&at| row.field(at))
                     .collect::<Vec<_>>()
                     .join("/"),
-            })
-        })
-        .collect()
+            };
+            Ok((row.line, segment))
+        });
+    let rows = rows.collect::<Result<Vec<_>, ImportError>>()?;
+    apart(&rows)?;
+    Ok(rows.into_iter().map(|(_, segment)| segment).collect())
+}
+
+/// Refuses segments that share tokens: a short file of rows would otherwise become a trace of any size.
+fn apart(rows: &[(usize, Segment)]) -> Result<(), ImportError> {
+    let mut by_start: Vec<_> = rows
+        .iter()
+        .filter(|(_, segment)| !segment.tokens.is_empty())
+        .collect();
+    by_start.sort_by_key(|(line, segment)| (segment.tokens.start, *line));
+    for two in by_start.windows(2) {
+        let [(other, before), (line, after)] = two else {
+            continue;
+        };
+        if after.tokens.start < before.tokens.end {
+            return Err(ImportError::Overlap {
+                line: *line,
+                other: *other,
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Encodes raw ids as a trace; of `segments`, those given, in that order, each as a prompt.
@@ -353,5 +385,11 @@ mod tests {
         assert!(csv(CSV).contains("line 5 ends at token 4"));
         assert!(csv("repetition,n_tokens,offset_tokens\nFalse,x,0").contains("line 2: n_tokens"));
         assert!(csv("repetition,n_tokens,offset_tokens\nmaybe,1,0").contains("True or False"));
+        let twice = "repetition,n_tokens,offset_tokens\nFalse,2,1\nFalse,2,0\nFalse,0,1";
+        assert!(csv(twice).contains("line 2 shares tokens with line 3"));
+        assert!(
+            csv("repetition,n_tokens,offset_tokens\nFalse,18446744073709551615,2")
+                .contains("line 2 ends at token")
+        );
     }
 }

@@ -3,7 +3,10 @@
 //! All use one small model and machine: 16 layers of 64 experts of 4 MiB, top-4 (4 GiB, 256 MiB a
 //! token), on 5 GiB of memory with a disk of 1.2 GB/s, where about 2.5 GiB are left for experts.
 
-use crate::plant::{Calibrated, Disturbances, Machine, Routing, Scenario, Schedule, Synthetic};
+use crate::plant::{
+    Calibrated, CalibratedError, Disturbances, Machine, Routing, Scenario, Schedule, StoreKind,
+    Synthetic,
+};
 use hotpin_controllers::trace::Trace;
 use hotpin_controllers::{AdaptiveConfig, ModelShape, PolicyKind};
 use std::sync::Arc;
@@ -148,18 +151,22 @@ impl Named {
 }
 
 /// A recorded session on a calibrated machine, in a group of `cgroup_bytes`, to its last token.
-#[must_use]
+///
+/// # Errors
+/// When the calibration has no figures of that store.
 pub fn recorded(
     machine: &Calibrated,
     kind: PolicyKind,
+    store: StoreKind,
     cgroup_bytes: Option<u64>,
     trace: &Arc<Trace>,
     profile: Option<Vec<f32>>,
-) -> Scenario {
-    Scenario {
+) -> Result<Scenario, CalibratedError> {
+    Ok(Scenario {
         name: "recorded".to_owned(),
         shape: trace.header.shape.clone(),
-        machine: machine.machine(cgroup_bytes, kind),
+        machine: machine.machine(cgroup_bytes, kind, store)?,
+        store,
         others: Schedule::constant(OTHERS_BYTES),
         routing: Routing::Trace(Arc::clone(trace)),
         profile,
@@ -169,7 +176,7 @@ pub fn recorded(
         tick_s: 0.1,
         seed: 0,
         config: AdaptiveConfig::default(),
-    }
+    })
 }
 
 /// Nothing happens: one domain, profiled, and constant claims.
@@ -194,9 +201,12 @@ fn quiet(name: &str, seed: u64) -> Scenario {
             compute_s: 0.025,
             readahead_bytes_per_s: 0.5e9,
             readahead_latency_s: 1e-4,
+            readahead_amplification: 1.1,
             lock_s_per_byte: 60e-12,
             unlock_s_per_byte: 60e-12,
+            fresh_s_per_byte: 0.0,
         },
+        store: StoreKind::Mapped,
         others: Schedule::constant(QUIET_BYTES),
         profile: Some(profile(&synthetic, &shape, seed)),
         routing: Routing::Synthetic(synthetic),

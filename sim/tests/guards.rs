@@ -70,7 +70,7 @@ fn patience_with_idle_experts_keeps_churn_down() {
         |config| config.targeting.stale_missed = 0.0,
         |report| locked_mib_a_token(report, 60.0),
     );
-    must_matter(&pairs, 1.0);
+    must_matter(&pairs, 2.0);
 }
 
 /// The skew gate: without it, the noise of a uniform router is pinned.

@@ -225,6 +225,9 @@ impl Meter {
         request: &ChildRequest,
     ) -> Result<SegmentResult> {
         rig.session.clear();
+        if let Some(recording) = &rig.recording {
+            recording.prompt(name.as_str());
+        }
         let tokens = request.tokens;
         if let Work::Forced(forced) = work {
             for &token in &forced[..request.warmup_tokens as usize] {

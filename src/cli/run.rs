@@ -129,6 +129,9 @@ pub(super) fn execute(args: &RunArgs, config: &Config) -> Result<ExitCode> {
             .rig_options(args.engine.options(CONTEXT_TOKENS), control, &map)?;
     let mut rig = common::assemble(&model, &map, options)?;
     let learning = common::start_learning(learner, &rig)?;
+    if let Some(recording) = &rig.recording {
+        recording.prompt("prompt");
+    }
     let mut sampler = Sampler::new(&sampling);
     let mut out = std::io::stdout().lock();
     let generation = generate(

@@ -253,6 +253,7 @@ fn serve(
         Arc::clone(&app.queue),
         Arc::clone(&app.stats),
     )
+    .recorded(rig.recording.clone())
     .run();
     learning.map_or(Ok(()), Learning::finish)?;
     Ok(())

@@ -12,6 +12,7 @@ pub use monitor::{Event, Fate, Monitor, Page, Standing};
 use crate::plant::{Counters, Totals};
 use crate::sensors::{Roots, Sensors};
 use crate::store::ExpertStore;
+use crate::trace::Recording;
 use act::Acted;
 use hdrhistogram::Histogram;
 use hotpin_controllers::{Decision, ModelShape, Moment, Policy, Reason, Residence};
@@ -33,6 +34,8 @@ pub struct GovernorOptions {
     pub dense_locked_bytes: u64,
     /// Locked runs of an expert: how many slices it has, each of which may split a mapping.
     pub slices_per_expert: usize,
+    /// Where ticks are recorded.
+    pub recording: Option<Recording>,
 }
 
 /// Everything the governor regulates and reads.
@@ -318,6 +321,9 @@ impl Loop {
                 .retain(|action| action.reason == Reason::Shrink);
         }
         let decided_ns = nanos(began.elapsed());
+        if let Some(recording) = &self.options.recording {
+            recording.tick(&observation, &self.decision);
+        }
         let first = progress.is_some();
         let acted = act::carry_out(
             self.regulated.store.as_ref(),

@@ -10,7 +10,7 @@ use crate::store::{
     DenseLock, DirectOptions, DirectStore, ExpertStore, Layout, LayoutError, MappedStore,
     StoreError, StoreKind, TransitKeeper,
 };
-use crate::trace::Recorder;
+use crate::trace::{Recorder, Recording};
 use hotpin_controllers::config::AdaptiveConfig;
 use hotpin_controllers::policy::{BuildError, PolicyKind, build};
 use std::sync::Arc;
@@ -76,6 +76,8 @@ pub struct Rig<'m> {
     pub store: Option<Arc<dyn ExpertStore>>,
     /// Which store it is; `Mapped` without one.
     pub store_kind: StoreKind,
+    /// Where prompts are announced, when the session is recorded.
+    pub recording: Option<Recording>,
     /// What the user should know about how this session runs.
     pub notes: Vec<String>,
 }
@@ -128,6 +130,7 @@ impl<'m> Rig<'m> {
             counters,
             store: None,
             store_kind: StoreKind::Mapped,
+            recording: None,
             notes: Vec::new(),
         };
         if !map.is_moe() {
@@ -172,6 +175,7 @@ impl<'m> Rig<'m> {
         };
         self.notes.extend(made.notes);
         self.store_kind = made.kind;
+        self.recording = options.recorder.as_ref().map(Recorder::recording);
         let store = made.store;
         let blocks: Vec<u32> = map.layers().iter().map(|l| l.block).collect();
         let regulated = Regulated {
@@ -185,6 +189,7 @@ impl<'m> Rig<'m> {
                 roots: Roots::default(),
                 dense_locked_bytes,
                 slices_per_expert,
+                recording: self.recording.clone(),
             },
             regulated,
             policy,

@@ -6,6 +6,7 @@ use super::queue::{End, Queue};
 use super::slot::{Active, Slot, Step, failure};
 use super::stats::{Finished, Outcome, Stats};
 use crate::engine::{EngineError, Row, Session};
+use crate::trace::Recording;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -23,6 +24,7 @@ pub struct Scheduler<'s, 'm> {
     began: Instant,
     turn: u64,
     rows: Vec<Row>,
+    recording: Option<Recording>,
 }
 
 impl<'s, 'm> Scheduler<'s, 'm> {
@@ -38,7 +40,15 @@ impl<'s, 'm> Scheduler<'s, 'm> {
             began: Instant::now(),
             turn: 0,
             rows: Vec::new(),
+            recording: None,
         }
+    }
+
+    /// Announces each request to a recording.
+    #[must_use]
+    pub fn recorded(mut self, recording: Option<Recording>) -> Self {
+        self.recording = recording;
+        self
     }
 
     /// Serves until the queue is closed.
@@ -92,6 +102,10 @@ impl<'s, 'm> Scheduler<'s, 'm> {
             };
             if !slot.take(self.session, job, self.turn) {
                 self.stats.ended(Outcome::Failed);
+                continue;
+            }
+            if let Some(recording) = &self.recording {
+                recording.prompt(format!("request {}", self.turn));
             }
         }
     }

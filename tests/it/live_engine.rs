@@ -166,6 +166,8 @@ fn counters_and_recording_tell_the_routing_of_every_token() {
     // A prompt of 33 tokens ends in a micro-batch of one, which is no decoded token for that.
     options.engine.n_ubatch = 16;
     let mut rig = Rig::assemble(loaded.model, loaded.map, options, &mut |_, _| {}).expect("rig");
+    let recording = rig.recording.clone().expect("it is recorded");
+    recording.prompt("the first");
     let tokens = loaded.tokens(33);
     let experts = shape.total_experts();
     let mut counts = vec![0; experts];
@@ -176,7 +178,10 @@ fn counters_and_recording_tell_the_routing_of_every_token() {
         0,
         "a prompt is not decoded token by token"
     );
-    for token in &tokens[..20] {
+    for (at, token) in tokens[..20].iter().enumerate() {
+        if at == 12 {
+            recording.prompt("the second");
+        }
         rig.session
             .decode(std::slice::from_ref(token))
             .expect("decode");
@@ -225,6 +230,13 @@ fn counters_and_recording_tell_the_routing_of_every_token() {
         "of the prompt, the token that every layer routed"
     );
     assert_eq!(trace.phase(0), Phase::Prefill);
+    let prompts = [(0, "the first".to_owned()), (13, "the second".to_owned())];
+    assert_eq!(trace.prompts(), prompts);
+    // The first tick pins before the first token.
+    let (at, first) = trace.ticks().first().expect("a tick");
+    assert_eq!(*at, 0);
+    assert!(first.decision.capacity_bytes > 0);
+    assert!(first.host.is_some());
 }
 
 #[test]

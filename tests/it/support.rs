@@ -165,6 +165,7 @@ impl Loaded {
                 roots: Roots::default(),
                 dense_locked_bytes: 0,
                 slices_per_expert: 3,
+                recording: None,
             },
             Regulated {
                 store: rig.store.clone().expect("store"),

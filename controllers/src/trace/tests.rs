@@ -247,3 +247,27 @@ proptest! {
         prop_assert!(Trace::decode(&bytes).is_err());
     }
 }
+
+#[test]
+fn a_layer_that_routes_to_thousands_is_checked_in_no_time() {
+    let top_k = 100_000;
+    let wide = TraceHeader {
+        shape: ModelShape::uniform(1, top_k, 1, top_k).unwrap(),
+        ..header()
+    };
+    let mut encoder = TraceEncoder::new(&wide).unwrap();
+    let mut routed: Vec<u32> = (0..top_k).collect();
+    encoder.push(Phase::Decode, &routed).unwrap();
+    routed[99_999] = 7;
+    assert!(encoder.push(Phase::Decode, &routed).is_err());
+    let trace = Trace::decode(&encoder.finish()).unwrap();
+    assert_eq!(trace.token(0).len(), 100_000);
+}
+
+#[test]
+fn sizes_that_overflow_are_refused() {
+    for bytes in [u64::MAX, 1 << 60] {
+        let refused = ModelShape::new(vec![4, 4], vec![bytes, bytes], vec![1, 1]);
+        assert!(matches!(refused, Err(ShapeError::TooLarge { .. })));
+    }
+}

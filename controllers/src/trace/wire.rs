@@ -2,6 +2,7 @@
 
 use super::{TraceError, TraceHeader};
 use crate::ids::ModelShape;
+use std::collections::HashSet;
 use std::ops::Range;
 
 const MAGIC: [u8; 8] = *b"HOTPINTR";
@@ -9,6 +10,8 @@ const MAGIC: [u8; 8] = *b"HOTPINTR";
 pub(super) const VERSION: u16 = 2;
 /// Most MoE layers that a trace may have.
 const MAX_LAYERS: u32 = 4096;
+/// Slots of a layer up to which each is compared with every other; beyond, they are looked up.
+const FEW_SLOTS: usize = 64;
 /// Bytes of one layer in the header.
 const LAYER_BYTES: usize = 16;
 
@@ -48,9 +51,12 @@ impl Slots {
     /// The first slot that names an expert of an earlier slot of its layer.
     pub fn repeated(&self, routed: &[u32]) -> Option<usize> {
         self.layers.iter().find_map(|layer| {
-            layer
-                .clone()
-                .find(|&slot| routed[layer.start..slot].contains(&routed[slot]))
+            let mut slots = layer.clone();
+            if layer.len() > FEW_SLOTS {
+                let mut seen = HashSet::with_capacity(layer.len());
+                return slots.find(|&slot| !seen.insert(routed[slot]));
+            }
+            slots.find(|&slot| routed[layer.start..slot].contains(&routed[slot]))
         })
     }
 }

@@ -6,7 +6,16 @@ use plotters::prelude::*;
 use std::fs;
 use std::path::Path;
 
-/// Writes the chart beside the target first, so that a file of that name is always whole.
+/// Writes a file beside the target first, so that one of that name is always whole.
+pub fn save(path: &Path, text: &str) -> Result<()> {
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    fs::write(&partial, text)?;
+    fs::rename(&partial, path)?;
+    Ok(())
+}
+
+/// Draws what policies made of a trace.
 pub fn write(
     path: &Path,
     results: &[ReplayResult],
@@ -15,11 +24,7 @@ pub fn write(
 ) -> Result<()> {
     let mut svg = String::new();
     draw(&mut svg, results, policies, experts).map_err(|error| anyhow!("chart: {error}"))?;
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(".partial");
-    fs::write(&partial, svg)?;
-    fs::rename(&partial, path)?;
-    Ok(())
+    save(path, &svg)
 }
 
 fn draw(

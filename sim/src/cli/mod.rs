@@ -5,6 +5,8 @@ mod import;
 mod recorded;
 mod replay;
 mod scenario;
+mod show;
+mod signals;
 mod sweep;
 mod whatif;
 
@@ -26,6 +28,8 @@ enum Verb {
     Import(import::ImportArgs),
     /// Hit ratios of cache policies over a trace.
     Replay(replay::ReplayArgs),
+    /// What a recording holds: prompts, and what its controllers saw and decided.
+    Show(show::ShowArgs),
     /// Run the control loop against a scripted disturbance in virtual time.
     Scenario(Box<scenario::ScenarioArgs>),
     /// Search over the options of the control laws, robust over scenarios and a recorded session.
@@ -39,6 +43,7 @@ pub fn main() -> ExitCode {
     let outcome = match Cli::parse().verb {
         Verb::Import(args) => import::run(&args),
         Verb::Replay(args) => replay::run(&args),
+        Verb::Show(args) => show::run(&args),
         Verb::Scenario(args) => scenario::run(&args),
         Verb::Sweep(args) => sweep::run(&args),
         Verb::Whatif(args) => whatif::run(&args),

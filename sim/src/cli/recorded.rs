@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use hotpin_controllers::PolicyKind;
 use hotpin_controllers::trace::Trace;
-use hotpin_sim::plant::{Calibrated, Scenario};
+use hotpin_sim::plant::{Calibrated, CalibratedError, Report, Scenario, StoreKind};
 use hotpin_sim::scenarios;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -26,6 +26,9 @@ pub struct RecordedArgs {
     /// Limit of the session's cgroup, bytes, such as 2500e6 [default: none].
     #[arg(long, value_name = "BYTES")]
     memory: Option<f64>,
+    /// Where experts live: mapped or direct.
+    #[arg(long, value_name = "NAME", default_value = "mapped")]
+    store: StoreKind,
     /// Reports of `hotpin bench --json` on the same session, to compare with.
     #[arg(long, value_name = "FILE", num_args = 1..)]
     measured: Vec<PathBuf>,
@@ -51,6 +54,7 @@ struct Bench {
 #[derive(Debug, Deserialize)]
 struct BenchRun {
     policy: String,
+    store: String,
     tok_s: f64,
 }
 
@@ -73,12 +77,20 @@ struct Session {
     trace: Arc<Trace>,
     profile: Option<Vec<f32>>,
     memory_bytes: Option<u64>,
+    store: StoreKind,
 }
 
 impl Session {
-    fn scenario(&self, kind: PolicyKind) -> Scenario {
+    fn scenario(&self, kind: PolicyKind) -> Result<Scenario, CalibratedError> {
         let profile = self.profile.clone();
-        scenarios::recorded(&self.machine, kind, self.memory_bytes, &self.trace, profile)
+        scenarios::recorded(
+            &self.machine,
+            kind,
+            self.store,
+            self.memory_bytes,
+            &self.trace,
+            profile,
+        )
     }
 }
 
@@ -98,7 +110,13 @@ impl RecordedArgs {
             trace: Arc::new(Trace::decode(&bytes).with_context(|| trace.display().to_string())?),
             profile: self.profile.as_deref().map(read_profile).transpose()?,
             memory_bytes: self.memory.map(bytes_of).transpose()?,
+            store: self.store,
         })
+    }
+
+    /// The session under one policy.
+    pub fn report(&self, kind: PolicyKind) -> Result<Report> {
+        Ok(self.session()?.scenario(kind)?.run_kind(kind)?)
     }
 
     /// The session under the adaptive policy, where one is given.
@@ -106,7 +124,7 @@ impl RecordedArgs {
         if self.machine.is_none() && self.trace.is_none() {
             return Ok(None);
         }
-        Ok(Some(self.session()?.scenario(PolicyKind::Adaptive)))
+        Ok(Some(self.session()?.scenario(PolicyKind::Adaptive)?))
     }
 }
 
@@ -120,12 +138,13 @@ pub fn run(args: &RecordedArgs, only: Option<PolicyKind>, json: bool) -> Result<
         {
             continue;
         }
-        let report = session.scenario(kind).run_kind(kind)?;
+        let report = session.scenario(kind)?.run_kind(kind)?;
         let tokens = report.tokens.max(1) as f64;
         let stall_s: f64 = report.ticks.iter().map(|tick| tick.stall_s).sum();
         let mut samples: Vec<f64> = measured
             .iter()
             .filter(|run| run.policy == kind.label())
+            .filter(|run| kind == PolicyKind::Off || run.store == session.store.label())
             .map(|run| run.tok_s)
             .collect();
         let measured_tok_s = median(&mut samples);

@@ -124,7 +124,7 @@ pub fn run(args: &ReplayArgs) -> Result<()> {
 }
 
 /// The trace and its name. One that a crash cut short is replayed up to there.
-fn read(path: Option<&Path>) -> Result<(Trace, String)> {
+pub(super) fn read(path: Option<&Path>) -> Result<(Trace, String)> {
     let Some(path) = path else {
         let trace = Trace::decode(SHIPPED).context("the trace that ships with the program")?;
         return Ok((trace, "the trace of gpt-oss-20b".to_owned()));

@@ -1,12 +1,14 @@
 //! `hotpin-sim scenario`.
 
 use super::recorded::{self, RecordedArgs};
-use anyhow::Result;
+use super::signals::{self, Panel};
+use anyhow::{Context, Result};
 use clap::Args;
 use hotpin_controllers::PolicyKind;
 use hotpin_sim::plant::{Report, TickRecord};
 use hotpin_sim::scenarios::Named;
 use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 
 const MIB: f64 = 1_048_576.0;
 
@@ -27,6 +29,9 @@ pub struct ScenarioArgs {
     seed: u64,
     #[command(flatten)]
     recorded: RecordedArgs,
+    /// Draw every signal over time, as SVG; of `recorded` under --policy.
+    #[arg(long, value_name = "OUT.svg")]
+    chart: Option<PathBuf>,
     /// Print JSON, with every tick.
     #[arg(long)]
     json: bool,
@@ -53,10 +58,19 @@ impl std::str::FromStr for Which {
 pub fn run(args: &ScenarioArgs) -> Result<()> {
     let named = match args.name {
         Which::Scripted(named) => named,
-        Which::Recorded => return recorded::run(&args.recorded, args.policy, args.json),
+        Which::Recorded => {
+            if let Some(path) = &args.chart {
+                let kind = args.policy.unwrap_or_default();
+                chart(path, &args.recorded.report(kind)?)?;
+            }
+            return recorded::run(&args.recorded, args.policy, args.json);
+        }
     };
     let kind = args.policy.unwrap_or_default();
     let report = named.scenario(args.seed).run_kind(kind)?;
+    if let Some(path) = &args.chart {
+        chart(path, &report)?;
+    }
     let mut out = io::stdout().lock();
     if args.json {
         serde_json::to_writer_pretty(&mut out, &report)?;
@@ -65,6 +79,70 @@ pub fn run(args: &ScenarioArgs) -> Result<()> {
     }
     table(&mut out, &report)?;
     summary(&mut out, &report)
+}
+
+/// Every signal of a run. Rates are over the tick before.
+fn chart(path: &Path, report: &Report) -> Result<()> {
+    let ticks = &report.ticks;
+    let at_s: Vec<f64> = ticks.iter().map(|tick| tick.at_s).collect();
+    let of = |value: fn(&TickRecord) -> f64| ticks.iter().map(value).collect::<Vec<f64>>();
+    let rate = |amount: fn(&TickRecord) -> f64| -> Vec<f64> {
+        let amounts = ticks
+            .windows(2)
+            .map(|two| amount(&two[1]) / (two[1].at_s - two[0].at_s));
+        std::iter::once(f64::NAN).chain(amounts).collect()
+    };
+    let panels = [
+        Panel {
+            title: "memory, MiB",
+            lines: vec![
+                (
+                    "claimed by others",
+                    of(|tick| tick.others_bytes as f64 / MIB),
+                ),
+                (
+                    "the machine permits",
+                    of(|tick| tick.true_ceiling_bytes as f64 / MIB),
+                ),
+                ("capacity", of(|tick| tick.capacity_bytes as f64 / MIB)),
+                ("shortage", of(|tick| tick.shortage_bytes as f64 / MIB)),
+            ],
+        },
+        Panel {
+            title: "experts, MiB",
+            lines: vec![
+                ("held", of(|tick| tick.held_before_bytes as f64 / MIB)),
+                ("pin budget", of(|tick| tick.pin_budget_bytes as f64 / MIB)),
+                ("pinned", of(|tick| tick.pinned_bytes as f64 / MIB)),
+                ("transit", of(|tick| tick.transit_bytes as f64 / MIB)),
+            ],
+        },
+        Panel {
+            title: "locked and unlocked, MiB/s",
+            lines: vec![
+                ("locked", rate(|tick| tick.locked_bytes as f64 / MIB)),
+                ("unlocked", rate(|tick| tick.unlocked_bytes as f64 / MIB)),
+            ],
+        },
+        Panel {
+            title: "tokens a second",
+            lines: vec![("tokens", rate(|tick| tick.tokens as f64))],
+        },
+        Panel {
+            title: "shares",
+            lines: vec![
+                ("hits", of(|tick| tick.hits as f64 / tick.accesses as f64)),
+                ("waiting for experts", rate(|tick| tick.stall_s)),
+                ("pressure (PSI some)", rate(|tick| tick.pressure_s)),
+                ("drift found", of(|tick| f64::from(u8::from(tick.drift)))),
+            ],
+        },
+        Panel {
+            title: "major faults a second",
+            lines: vec![("faults", rate(|tick| tick.major_faults as f64))],
+        },
+    ];
+    signals::write(path, &at_s, &panels).with_context(|| format!("writing {}", path.display()))
 }
 
 fn table(out: &mut impl Write, report: &Report) -> Result<()> {

@@ -1,10 +1,12 @@
 //! `hotpin-sim sweep`.
 
 use super::recorded::RecordedArgs;
+use super::replay::read;
 use anyhow::{Result, bail, ensure};
 use clap::Args;
 use hotpin_controllers::AdaptiveConfig;
-use hotpin_sim::sweep::{self, Case, KNOBS, Knob, Turn};
+use hotpin_sim::replay::Part;
+use hotpin_sim::sweep::{self, Case, KNOBS, Knob, Trial, Turn};
 use std::io::{self, Write};
 
 #[derive(Debug, Args)]
@@ -12,9 +14,16 @@ pub struct SweepArgs {
     /// Options to turn, in this order [default: all that there are].
     #[arg(long, value_name = "KEYS", value_delimiter = ',')]
     knobs: Vec<String>,
-    /// Seeds of each scripted scenario; 0 leaves them out.
+    /// Seeds of each scripted scenario; 0 leaves them out. As many others are held out.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(0..=100))]
     seeds: u64,
+    /// Tokens of gpt-oss-20b's trace, from even prompts; 0 leaves it out. As many of odd ones are held
+    /// out.
+    #[arg(long, value_name = "N", default_value_t = 1200, value_parser = clap::value_parser!(u32).range(0..=100_000))]
+    shipped_tokens: u32,
+    /// Choose without held-out cases, in half the time.
+    #[arg(long)]
+    unconfirmed: bool,
     /// Threads [default: the processors that there are].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -27,7 +36,17 @@ pub struct SweepArgs {
 
 pub fn run(args: &SweepArgs) -> Result<()> {
     let knobs = knobs(&args.knobs)?;
-    let mut cases = sweep::scripted(args.seeds);
+    let mut cases = sweep::scripted(1..=args.seeds);
+    let mut held_out = sweep::scripted(args.seeds + 1..=2 * args.seeds);
+    if args.shipped_tokens > 0 {
+        let (trace, _) = read(None)?;
+        let tokens = args.shipped_tokens as usize;
+        cases.extend(sweep::recorded(&trace, Part::Even, tokens)?);
+        held_out.extend(sweep::recorded(&trace, Part::Odd, tokens)?);
+    }
+    if args.unconfirmed {
+        held_out.clear();
+    }
     if let Some(scenario) = args.recorded.scenario()? {
         let most_reversals = usize::MAX;
         cases.push(Case {
@@ -47,7 +66,7 @@ pub fn run(args: &SweepArgs) -> Result<()> {
     let json = args.json;
     let mut failed = None;
     let start = AdaptiveConfig::default();
-    let (_, turns) = sweep::sweep(&knobs, &cases, &start, threads, &mut |turn| {
+    let (_, turns) = sweep::sweep(&knobs, &cases, &held_out, &start, threads, &mut |turn| {
         if !json && let Err(error) = table(&mut out, turn) {
             failed.get_or_insert(error);
         }
@@ -82,18 +101,25 @@ fn knobs(names: &[String]) -> Result<Vec<Knob>> {
 fn table(out: &mut impl Write, turn: &Turn) -> io::Result<()> {
     writeln!(out, "{}: {} -> {}", turn.name, turn.before, turn.chosen)?;
     for trial in &turn.trials {
-        writeln!(
-            out,
-            "  {:>8}  worst regret {:>6.2}% ({}), mean {:>6.2}%{}",
-            trial.value,
-            trial.worst_regret * 100.0,
-            trial.worst_case,
-            trial.mean_regret * 100.0,
-            trial
-                .broken
-                .as_ref()
-                .map_or_else(String::new, |broken| format!("; breaks {broken}"))
-        )?;
+        line(out, "", trial)?;
+    }
+    for trial in turn.held_out.iter().flatten() {
+        line(out, "held out: ", trial)?;
     }
     out.flush()
+}
+
+fn line(out: &mut impl Write, label: &str, trial: &Trial) -> io::Result<()> {
+    writeln!(
+        out,
+        "  {label}{:>8}  worst regret {:>6.2}% ({}), mean {:>6.2}%{}",
+        trial.value,
+        trial.worst_regret * 100.0,
+        trial.worst_case,
+        trial.mean_regret * 100.0,
+        trial
+            .broken
+            .as_ref()
+            .map_or_else(String::new, |broken| format!("; breaks {broken}"))
+    )
 }

@@ -9,6 +9,10 @@ use std::collections::VecDeque;
 
 const PAGE_BYTES: u64 = 4096;
 
+/// Matmuls of a layer's experts: gate, up and down. Under the store `direct` each waits for its own
+/// part of what is read, part after part, so that one is computed while the next arrives.
+const PARTS: u32 = 3;
+
 /// Everything that moves between ticks.
 #[derive(Debug)]
 pub(super) struct Engine<'a> {
@@ -28,6 +32,8 @@ pub(super) struct Engine<'a> {
     scenario: &'a Scenario,
     /// Routed experts are fetched; else they fault in with readahead.
     fetches: bool,
+    /// Time to compute the experts of one layer, where that overlaps with reading them, seconds.
+    overlapped_s: f64,
     /// Time of a core that locking takes, not yet passed.
     owed_s: f64,
     /// Prefill batches done.
@@ -42,8 +48,16 @@ pub(super) struct Engine<'a> {
 impl<'a> Engine<'a> {
     pub fn new(scenario: &'a Scenario, keeper: Keeper, fetches: bool) -> Self {
         let shape = &scenario.shape;
-        let mut store = Store::new(shape, keeper);
-        store.load(scenario.room_bytes());
+        let readahead = (!fetches).then_some(scenario.machine.readahead_amplification);
+        let mut store = Store::new(shape, keeper, readahead);
+        if !fetches {
+            store.load(scenario.room_bytes());
+        }
+        let overlapped_s = if keeper == Keeper::Arena {
+            expert_compute_s(scenario)
+        } else {
+            0.0
+        };
         Self {
             now_s: 0.0,
             store,
@@ -63,6 +77,7 @@ impl<'a> Engine<'a> {
             layer: 0,
             slot: 0,
             fetches,
+            overlapped_s,
             owed_s: 0.0,
             prefills: 0,
             scenario,
@@ -179,12 +194,15 @@ impl<'a> Engine<'a> {
         if bytes == 0 {
             return;
         }
-        let stall_s = self.wait(machine, &need);
+        let mut stall_s = self.wait(machine, &need);
         self.memory.stall_s += stall_s * need.refault_bytes / bytes as f64;
-        self.totals.stall_ns += to_ns(stall_s);
         self.read_bytes += bytes;
         self.major_faults += need.fault_bytes / PAGE_BYTES;
         self.store.evict(routed);
+        let fresh_s = self.store.fresh_bytes() as f64 * machine.fresh_s_per_byte;
+        self.now_s += fresh_s;
+        stall_s += fresh_s;
+        self.totals.stall_ns += to_ns(stall_s);
         self.memory.reclaim(machine, &mut self.store);
     }
 
@@ -198,7 +216,8 @@ impl<'a> Engine<'a> {
             (machine.disk_latency_s, need.read_bytes as f64 / rate)
         } else {
             // Experts fault in one after the other.
-            let read_s = need.read_bytes as f64 / (machine.readahead_bytes_per_s * speed);
+            let read_bytes = need.read_bytes as f64 * machine.readahead_amplification;
+            let read_s = read_bytes / (machine.readahead_bytes_per_s * speed);
             (
                 machine.readahead_latency_s * f64::from(need.experts),
                 read_s,
@@ -207,12 +226,32 @@ impl<'a> Engine<'a> {
         // In disk-bandwidth bytes, which the pins share half and half.
         let needed_bytes = (read_s + fault_s) * rate;
         let behind_bytes = self.pins.left_bytes(&self.store).min(needed_bytes);
-        let wait_s = latency_s + (needed_bytes + behind_bytes) / rate;
+        let read_s = (needed_bytes + behind_bytes) / rate;
+        let wait_s = latency_s + read_s - hidden_s(latency_s, read_s, self.overlapped_s);
         self.pins
             .read(behind_bytes + latency_s * rate, &mut self.store);
         self.now_s += wait_s;
         wait_s
     }
+}
+
+/// Time to compute the experts of one layer: matmuls take as long as their weights, which are all read,
+/// so it is the experts' share of what a token reads.
+fn expert_compute_s(scenario: &Scenario) -> f64 {
+    let cycle_bytes = scenario.shape.token_cycle_bytes() as f64;
+    let share = cycle_bytes / (cycle_bytes + scenario.machine.dense_bytes as f64);
+    scenario.machine.compute_s * share / scenario.shape.layers() as f64
+}
+
+/// How much of `compute_s` is done while the experts arrive, part by part.
+fn hidden_s(latency_s: f64, read_s: f64, compute_s: f64) -> f64 {
+    let parts = f64::from(PARTS);
+    let mut end_s = 0.0_f64;
+    for part in 1..=PARTS {
+        let arrived_s = latency_s + read_s * f64::from(part) / parts;
+        end_s = end_s.max(arrived_s) + compute_s / parts;
+    }
+    latency_s + read_s + compute_s - end_s
 }
 
 /// What one layer needs from the disk.

@@ -52,10 +52,14 @@ impl<'a> Governor<'a> {
         }
     }
 
-    /// The first tick: what it pins is read before the first token, in no virtual time.
+    /// The first tick: what it pins, and what transit begins with, is read before the first token, in
+    /// no virtual time.
     pub fn start(&mut self, policy: &mut dyn Policy, engine: &mut Engine<'_>) {
         self.tick(policy, engine, 0.0);
         engine.pins.read(f64::INFINITY, &mut engine.store);
+        engine.store.warm();
+        // The memory of all this was used before the first token.
+        engine.store.fresh_bytes();
         self.due = 1;
     }
 

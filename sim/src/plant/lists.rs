@@ -1,7 +1,10 @@
 //! The page cache as Linux keeps it without multi-generational reclaim: an inactive and an active
 //! list, a second chance for what was used, and refaults that come back as active.
 //!
-//! Follows `mm/vmscan.c` and `mm/workingset.c`, an expert standing for its pages.
+//! Follows `mm/vmscan.c` and `mm/workingset.c`, an expert standing for its pages. Uses through a mapping
+//! that was advised to be read at random (`MADV_RANDOM`, as the store `mapped` does with experts) do not
+//! count: `vma_has_recency` is false for it, reclaim looks at no accessed bit, and what is left is a queue,
+//! first in first out, and the refaults.
 
 use std::collections::VecDeque;
 
@@ -28,16 +31,20 @@ pub(super) struct PageLists {
     inactive_bytes: u64,
     active_bytes: u64,
     evicted_bytes: u64,
+    /// Uses count.
+    recency: bool,
 }
 
 impl PageLists {
-    pub fn new(bytes: &[u64]) -> Self {
+    /// Empty lists for entries of these sizes. `recency` is whether the kernel sees uses.
+    pub fn new(bytes: &[u64], recency: bool) -> Self {
         let entry = |&bytes| Entry {
             bytes,
             ..Entry::default()
         };
         Self {
             entries: bytes.iter().map(entry).collect(),
+            recency,
             ..Self::default()
         }
     }
@@ -61,7 +68,7 @@ impl PageLists {
 
     /// Its pages were used.
     pub fn touch(&mut self, id: usize) {
-        self.entries[id].accessed = true;
+        self.entries[id].accessed = self.recency;
     }
 
     /// It was locked.
@@ -133,8 +140,8 @@ mod tests {
     use super::*;
 
     /// Misses of a sequence of uses in a cache of `room` entries of one byte.
-    fn misses(room: usize, uses: impl Iterator<Item = usize>) -> usize {
-        let mut lists = PageLists::new(&[1; 32]);
+    fn misses(recency: bool, room: usize, uses: impl Iterator<Item = usize>) -> usize {
+        let mut lists = PageLists::new(&[1; 32], recency);
         let mut held: Vec<usize> = Vec::new();
         let mut misses = 0;
         for id in uses {
@@ -163,14 +170,14 @@ mod tests {
                 2 + n / 2 % 30
             }
         });
-        let cold = misses(8, uses);
+        let cold = misses(true, 8, uses);
         assert!(cold < 300 + 10, "{cold} misses: the hot ones were lost");
     }
 
     #[test]
     fn everything_fits_or_goes() {
-        assert_eq!(misses(32, (0..320).map(|n| n % 32)), 32);
-        let mut lists = PageLists::new(&[1; 3]);
+        assert_eq!(misses(true, 32, (0..320).map(|n| n % 32)), 32);
+        let mut lists = PageLists::new(&[1; 3], true);
         for id in 0..3 {
             lists.enter(id);
             lists.touch(id);

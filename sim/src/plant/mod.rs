@@ -37,6 +37,48 @@ const WATERMARK_SHARE: u64 = 100;
 /// A shortage of this share of memory stalls somebody all of the time.
 const THRASH_SHARE: f64 = 0.05;
 
+/// Where expert bytes live, as in the live program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum StoreKind {
+    /// The file mapping, the page cache and `mlock`.
+    #[default]
+    Mapped,
+    /// An arena of their own, read past the page cache while parts that have come are computed.
+    Direct,
+}
+
+impl StoreKind {
+    /// The name on the command line.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Mapped => "mapped",
+            Self::Direct => "direct",
+        }
+    }
+}
+
+/// A store name that does not exist.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no store is called {given:?}; there are mapped and direct")]
+pub struct UnknownStore {
+    /// What was given.
+    pub given: String,
+}
+
+impl std::str::FromStr for StoreKind {
+    type Err = UnknownStore;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        [Self::Mapped, Self::Direct]
+            .into_iter()
+            .find(|kind| kind.label() == text)
+            .ok_or_else(|| UnknownStore {
+                given: text.to_owned(),
+            })
+    }
+}
+
 /// A simulated machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Machine {
@@ -60,14 +102,19 @@ pub struct Machine {
     pub own_refault_share: f64,
     /// Time to compute one token with everything resident, seconds.
     pub compute_s: f64,
-    /// Bandwidth of page faults with the kernel's readahead, as `off` reads: bytes used per second.
+    /// Bandwidth of page faults with the kernel's readahead, as `off` reads: bytes read per second.
     pub readahead_bytes_per_s: f64,
     /// Until the first page of an expert has faulted in so, seconds.
     pub readahead_latency_s: f64,
+    /// Bytes that such faults read, and that then are cached, for a byte used; at least 1.
+    pub readahead_amplification: f64,
     /// Locking a resident byte, seconds of a core that the engine lacks meanwhile.
     pub lock_s_per_byte: f64,
     /// The same for unlocking.
     pub unlock_s_per_byte: f64,
+    /// What a byte costs the engine, beyond the read, of memory that the store `direct` uses for the
+    /// first time, seconds: it is zeroed and locked.
+    pub fresh_s_per_byte: f64,
 }
 
 /// A run of the closed loop.
@@ -79,6 +126,8 @@ pub struct Scenario {
     pub shape: ModelShape,
     /// The machine.
     pub machine: Machine,
+    /// Where experts live.
+    pub store: StoreKind,
     /// What other processes claim; it cannot be reclaimed.
     pub others: Schedule,
     /// Which experts are routed.
@@ -134,9 +183,11 @@ impl Scenario {
     /// When the scenario or its options are refused.
     pub fn run_kind(&self, kind: PolicyKind) -> Result<Report, ScenarioError> {
         let mut policy = build(kind, &self.shape, &self.config, self.profile.as_deref())?;
-        let keeper = match kind {
-            PolicyKind::Off | PolicyKind::Fetch | PolicyKind::Static => Keeper::Kernel,
-            PolicyKind::Lru | PolicyKind::Adaptive => Keeper::Store,
+        let keeper = match (kind, self.store) {
+            (PolicyKind::Off, _) => Keeper::Kernel,
+            (_, StoreKind::Direct) => Keeper::Arena,
+            (PolicyKind::Fetch | PolicyKind::Static, StoreKind::Mapped) => Keeper::Kernel,
+            (PolicyKind::Lru | PolicyKind::Adaptive, StoreKind::Mapped) => Keeper::Store,
         };
         self.run_kept(policy.as_mut(), keeper, kind != PolicyKind::Off)
     }
@@ -146,7 +197,11 @@ impl Scenario {
     /// # Errors
     /// When the scenario is refused.
     pub fn run(&self, policy: &mut dyn Policy) -> Result<Report, ScenarioError> {
-        self.run_kept(policy, Keeper::Store, true)
+        let keeper = match self.store {
+            StoreKind::Mapped => Keeper::Store,
+            StoreKind::Direct => Keeper::Arena,
+        };
+        self.run_kept(policy, keeper, true)
     }
 
     /// `fetches` is false for the engine as llama.cpp ships it, which nobody tells what is routed.
@@ -207,6 +262,7 @@ impl Scenario {
             ("reclaim_bytes_per_s", machine.reclaim_bytes_per_s),
             ("compute_s", machine.compute_s),
             ("readahead_bytes_per_s", machine.readahead_bytes_per_s),
+            ("readahead_amplification", machine.readahead_amplification),
         ];
         for (name, value) in positive {
             if !(value.is_finite() && value > 0.0) {

@@ -1,10 +1,12 @@
 //! The store's books, and what the kernel made of them.
 //!
-//! Follows the live store `mapped`: transit is evicted by rank when a fetch exceeds the budget, a
-//! routed expert's rank rises at once, and the books may call an expert resident that the kernel
-//! has reclaimed. Under the policies that leave transit to the kernel the books know pins only.
+//! Follows the live stores: transit is evicted by rank when a fetch exceeds the budget, and a routed
+//! expert's rank rises at once. Under `mapped` the books may call an expert resident that the kernel
+//! has reclaimed, and the policies that leave transit to the kernel know pins only. Under `direct`
+//! the kernel takes nothing.
 
 use super::lists::PageLists;
+use super::to_bytes;
 use hotpin_controllers::{ExpertId, Held, ModelShape, Residence};
 
 /// Eviction goes this share of the budget further, so that it is not done for every fetch.
@@ -18,8 +20,10 @@ const USE_RANK: f32 = 1.4;
 pub enum Keeper {
     /// The kernel, by last use: the books call everything absent that is not locked.
     Kernel,
-    /// The store, by the policy's ranks.
+    /// The store, by the policy's ranks; the kernel takes what it must behind its back.
     Store,
+    /// The store `direct`, by the policy's ranks, in memory that is its own.
+    Arena,
 }
 
 /// What a routed expert cost.
@@ -40,6 +44,8 @@ pub(crate) enum Access {
 pub(crate) struct Store {
     keeper: Keeper,
     bytes: Vec<u64>,
+    /// What an expert takes up in the page cache, with what was read around it.
+    cached_bytes: Vec<u64>,
     residence: Vec<Residence>,
     /// Absent by the books, and in the page cache.
     cached: Vec<bool>,
@@ -54,19 +60,29 @@ pub(crate) struct Store {
     pinned_bytes: u64,
     transit_bytes: u64,
     gone_bytes: u64,
+    most_held_bytes: u64,
     victims: Vec<(f32, u32)>,
 }
 
 impl Store {
-    pub fn new(shape: &ModelShape, keeper: Keeper) -> Self {
+    /// A store with nothing in it. With `readahead`, what a used byte brings into the page cache, expert
+    /// ranges are as the loader left them; without, they are advised to be read at random, and read
+    /// exactly.
+    pub fn new(shape: &ModelShape, keeper: Keeper, readahead: Option<f64>) -> Self {
         let experts = shape.total_experts();
         let bytes = (0..shape.layers()).flat_map(|layer| {
             let count = shape.experts_in(layer) as usize;
             std::iter::repeat_n(shape.layer_expert_bytes(layer), count)
         });
         let bytes: Vec<u64> = bytes.collect();
+        let amplification = readahead.unwrap_or(1.0);
+        let cached_bytes: Vec<u64> = bytes
+            .iter()
+            .map(|&bytes| to_bytes(bytes as f64 * amplification))
+            .collect();
         Self {
-            lists: PageLists::new(&bytes),
+            lists: PageLists::new(&cached_bytes, readahead.is_some()),
+            cached_bytes,
             bytes,
             keeper,
             residence: vec![Residence::Absent; experts],
@@ -80,22 +96,20 @@ impl Store {
             pinned_bytes: 0,
             transit_bytes: 0,
             gone_bytes: 0,
+            most_held_bytes: 0,
             victims: Vec::new(),
         }
     }
 
-    /// Loading read the whole file in order: what fits of its end is in the page cache. A store that
-    /// keeps transit drops it, the kernel keeps it.
+    /// Loading as llama.cpp does it read the whole file in order: what fits of its end is in the page
+    /// cache.
     pub fn load(&mut self, room_bytes: u64) {
-        if self.keeper == Keeper::Store {
-            return;
-        }
         for id in (0..self.bytes.len())
             .rev()
             .filter_map(|id| u32::try_from(id).ok())
         {
             let id = ExpertId(id);
-            if self.unbooked_bytes + self.bytes(id) > room_bytes {
+            if self.unbooked_bytes + self.cached_bytes[id.index()] > room_bytes {
                 return;
             }
             self.enter_cache(id);
@@ -185,7 +199,12 @@ impl Store {
         if self.transit_bytes <= budget_bytes {
             return;
         }
-        let goal_bytes = budget_bytes - budget_bytes / EVICT_AHEAD_SHARE;
+        let ahead_bytes = match self.keeper {
+            // A slot is reused at once.
+            Keeper::Arena => 0,
+            Keeper::Kernel | Keeper::Store => budget_bytes / EVICT_AHEAD_SHARE,
+        };
+        let goal_bytes = budget_bytes - ahead_bytes;
         let mut victims = std::mem::take(&mut self.victims);
         victims.clear();
         for (id, index) in (0u32..).zip(0..self.residence.len()) {
@@ -201,6 +220,14 @@ impl Store {
             self.leave_transit(ExpertId(id), Residence::Absent);
         }
         self.victims = victims;
+    }
+
+    /// Bytes held beyond the most that ever were, when it was last asked: memory used for the first time.
+    pub fn fresh_bytes(&mut self) -> u64 {
+        let held_bytes = self.pinned_bytes + self.transit_bytes;
+        let fresh_bytes = held_bytes.saturating_sub(self.most_held_bytes);
+        self.most_held_bytes += fresh_bytes;
+        fresh_bytes
     }
 
     /// Locks an expert whose bytes have been read. False when it is locked already.
@@ -228,12 +255,36 @@ impl Store {
                 self.residence[id.index()] = Residence::Absent;
                 self.enter_cache(id);
             }
-            Keeper::Store => {
+            Keeper::Store | Keeper::Arena => {
                 self.residence[id.index()] = Residence::Transit;
                 self.transit_bytes += self.bytes(id);
             }
         }
         true
+    }
+
+    /// Fills transit with what ranks next after the pins, as the live governor does before the first
+    /// token. Without a profile all ranks are alike and nothing is worth reading ahead.
+    pub fn warm(&mut self) {
+        if self.keeper == Keeper::Kernel {
+            return;
+        }
+        let least = self.ranks.iter().copied().fold(f32::INFINITY, f32::min);
+        let mut order: Vec<usize> = (0..self.ranks.len())
+            .filter(|&index| self.ranks[index] > least)
+            .collect();
+        order.sort_by(|&a, &b| self.ranks[b].total_cmp(&self.ranks[a]));
+        let budget_bytes = self.capacity_bytes.saturating_sub(self.pinned_bytes);
+        for index in order {
+            if self.residence[index] != Residence::Absent {
+                continue;
+            }
+            if self.transit_bytes + self.bytes[index] > budget_bytes {
+                return;
+            }
+            self.residence[index] = Residence::Transit;
+            self.transit_bytes += self.bytes[index];
+        }
     }
 
     /// Whether pinning the expert has to read it.
@@ -246,9 +297,12 @@ impl Store {
     }
 
     /// The kernel drops at least `wanted` bytes if there are as many: transit that a store keeps by
-    /// last use, without telling its books; what is left to the kernel by its lists. Returns what
-    /// was dropped.
+    /// last use, without telling its books; what is left to the kernel by its lists; nothing of an
+    /// arena. Returns what was dropped.
     pub fn reclaim(&mut self, wanted_bytes: u64) -> u64 {
+        if self.keeper == Keeper::Arena {
+            return 0;
+        }
         if self.keeper == Keeper::Kernel {
             let mut freed_bytes = 0;
             while freed_bytes < wanted_bytes {
@@ -256,8 +310,8 @@ impl Store {
                     break;
                 };
                 self.cached[index] = false;
-                self.unbooked_bytes -= self.bytes[index];
-                freed_bytes += self.bytes[index];
+                self.unbooked_bytes -= self.cached_bytes[index];
+                freed_bytes += self.cached_bytes[index];
             }
             return freed_bytes;
         }
@@ -289,13 +343,13 @@ impl Store {
     fn enter_cache(&mut self, id: ExpertId) {
         self.cached[id.index()] = true;
         self.lists.enter(id.index());
-        self.unbooked_bytes += self.bytes(id);
+        self.unbooked_bytes += self.cached_bytes[id.index()];
     }
 
     fn leave_cache(&mut self, index: usize) {
         if std::mem::take(&mut self.cached[index]) {
             self.lists.remove(index);
-            self.unbooked_bytes -= self.bytes[index];
+            self.unbooked_bytes -= self.cached_bytes[index];
         }
     }
 

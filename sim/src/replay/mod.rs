@@ -161,6 +161,11 @@ impl Replay {
         self.routed.len() / self.slots
     }
 
+    /// The routed experts, token by token.
+    pub fn routed_tokens(&self) -> impl Iterator<Item = &[u32]> {
+        self.routed.chunks_exact(self.slots)
+    }
+
     /// The model.
     #[must_use]
     pub fn shape(&self) -> &ModelShape {

@@ -248,18 +248,31 @@ proptest! {
     }
 }
 
-/// Sweeps are cheap only when LRU is. The bar of 20 million accesses a second holds on an idle
-/// core; run it alone: `cargo test --release -p hotpin-sim lru_is_fast -- --ignored --nocapture`.
+/// Sweeps are cheap only when LRU is: 20 million accesses a second on one core. The best of many short
+/// runs is what it does, whatever else the machine does meanwhile.
+/// `cargo test --release -p hotpin-sim lru_is_fast -- --nocapture` prints it.
 #[test]
-#[ignore = "a measurement, which a busy machine fails"]
+#[cfg_attr(debug_assertions, ignore = "the bar is for optimised code")]
 fn lru_is_fast() {
+    const RUNS: usize = 20;
     let mut rng = crate::rng::Rng::keyed(&[1]);
     // The smaller of two draws: skewed, and with no pattern to predict.
     let mut draw = || u32::try_from(rng.bits() % 768).unwrap();
-    let ids: Vec<u32> = (0..10_000_000).map(|_| draw().min(draw())).collect();
-    let start = std::time::Instant::now();
-    let hits = lru::run(&ids, 768, 192).hits;
-    let per_s = ids.len() as f64 / start.elapsed().as_secs_f64();
-    eprintln!("{:.1} million accesses a second, {hits} hits", per_s / 1e6);
-    assert!(per_s > 20e6, "{per_s}");
+    let ids: Vec<u32> = (0..500_000).map(|_| draw().min(draw())).collect();
+    let mut per_s: Vec<f64> = (0..RUNS)
+        .map(|_| {
+            let start = std::time::Instant::now();
+            let hits = lru::run(&ids, 768, 192).hits;
+            assert!(hits > 0);
+            ids.len() as f64 / start.elapsed().as_secs_f64()
+        })
+        .collect();
+    per_s.sort_unstable_by(f64::total_cmp);
+    let best = per_s[RUNS - 1];
+    eprintln!(
+        "{:.1} million accesses a second, median {:.1}",
+        best / 1e6,
+        per_s[RUNS / 2] / 1e6
+    );
+    assert!(best > 20e6, "{per_s:?}");
 }

@@ -2,15 +2,19 @@
 //!
 //! One knob after the other is turned while the others stay. A value is judged by its worst *regret*:
 //! the share of speed that it loses, in the case where it loses most, to the best value of that case
-//! (minimax regret, Savage 1951). A value that breaks a bar of the closed loop in any case is out.
+//! (minimax regret, Savage 1951). A value that breaks a bar of the closed loop in any case is out, and one
+//! that wins has to win again on cases that nothing was chosen by.
 
+mod cases;
 mod knobs;
 
+pub use cases::{recorded, scripted};
 pub use knobs::{KNOBS, Knob};
 
 use crate::plant::{Scenario, ScenarioError};
-use crate::scenarios::{Named, SQUARE_EDGES};
-use hotpin_controllers::{AdaptiveConfig, PolicyKind};
+use crate::replay::ReplayError;
+use hotpin_controllers::trace::TraceError;
+use hotpin_controllers::{AdaptiveConfig, PolicyKind, ShapeError};
 use serde::Serialize;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -53,10 +57,15 @@ pub struct Turn {
     pub name: &'static str,
     /// Its value before.
     pub before: f64,
-    /// Its value after.
+    /// The value that the cases prefer.
+    pub preferred: f64,
+    /// Its value after: that one, if the held-out cases bear it out.
     pub chosen: f64,
     /// Every value tried.
     pub trials: Vec<Trial>,
+    /// The value before and the preferred one on the held-out cases; `null` where they are the same
+    /// or there are none.
+    pub held_out: Option<[Trial; 2]>,
 }
 
 /// Why a sweep stopped.
@@ -65,43 +74,31 @@ pub enum SweepError {
     /// A scenario was refused.
     #[error(transparent)]
     Scenario(#[from] ScenarioError),
+    /// A trace has nothing to judge by.
+    #[error(transparent)]
+    Replay(#[from] ReplayError),
+    /// A part of a trace could not be cut out.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// A trace's model could not be given sizes.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
     /// There is nothing to judge by.
     #[error("a sweep needs at least one scenario or trace")]
     NoCase,
 }
 
-/// The scripted scenarios with `seeds` seeds each.
-#[must_use]
-pub fn scripted(seeds: u64) -> Vec<Case> {
-    let named = [
-        (Named::StepHog, 4),
-        (Named::SquareWave, SQUARE_EDGES + 2),
-        (Named::DriftAtOnce, 0),
-        (Named::UniformRouter, 0),
-        (Named::SteadyDraws, 0),
-        (Named::RefaultHog, 6),
-    ];
-    let mut cases = Vec::new();
-    for (named, most_reversals) in named {
-        for seed in 1..=seeds {
-            let mut scenario = named.scenario(seed);
-            scenario.name = format!("{} {seed}", named.label());
-            cases.push(Case {
-                scenario,
-                most_reversals,
-            });
-        }
-    }
-    cases
-}
-
-/// Turns each knob once, in order, on `threads` threads. `told` hears of every turn.
+/// Turns each knob once, in order, on `threads` threads, judged by `cases`. A value that wins there is
+/// taken only if it also does on `held_out`, which nothing is chosen by: its worst and its mean regret
+/// to the present value are no higher, and it breaks no bar. Without held-out cases the first judgement
+/// stands. `told` hears of every turn.
 ///
 /// # Errors
 /// When a case is refused or there is none.
 pub fn sweep(
     knobs: &[Knob],
     cases: &[Case],
+    held_out: &[Case],
     start: &AdaptiveConfig,
     threads: usize,
     told: &mut dyn FnMut(&Turn),
@@ -113,31 +110,48 @@ pub fn sweep(
     let mut turns = Vec::new();
     for knob in knobs {
         let before = (knob.get)(&config);
+        let with = |value: f64| {
+            let mut candidate = config.clone();
+            (knob.set)(&mut candidate, value);
+            candidate
+        };
         let mut values = knob.values.to_vec();
         if !values.contains(&before) {
             values.push(before);
         }
-        let candidates: Vec<AdaptiveConfig> = values
-            .iter()
-            .map(|&value| {
-                let mut candidate = config.clone();
-                (knob.set)(&mut candidate, value);
-                candidate
-            })
-            .collect();
+        let candidates: Vec<AdaptiveConfig> = values.iter().map(|&value| with(value)).collect();
         let trials = judge(&values, &candidates, cases, threads)?;
-        let chosen = choose(&trials, before);
+        let preferred = choose(&trials, before);
+        let mut confirmation = None;
+        if preferred != before && !held_out.is_empty() {
+            let pair = [before, preferred];
+            let found = judge(&pair, &pair.map(with), held_out, threads)?;
+            confirmation = <[Trial; 2]>::try_from(found).ok();
+        }
+        let chosen = match &confirmation {
+            Some([present, new]) if !confirms(present, new) => before,
+            _ => preferred,
+        };
         (knob.set)(&mut config, chosen);
         let turn = Turn {
             name: knob.name,
             before,
+            preferred,
             chosen,
             trials,
+            held_out: confirmation,
         };
         told(&turn);
         turns.push(turn);
     }
     Ok((config, turns))
+}
+
+/// Whether the held-out cases bear a preference out.
+fn confirms(present: &Trial, new: &Trial) -> bool {
+    new.broken.is_none()
+        && (present.broken.is_some()
+            || new.worst_regret <= present.worst_regret && new.mean_regret <= present.mean_regret)
 }
 
 /// The value of the least worst regret that keeps all bars; the present one unless another is clearly
@@ -258,6 +272,9 @@ fn run(config: &AdaptiveConfig, case: &Case) -> Result<Run, ScenarioError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plant::Routing;
+    use crate::replay::Part;
+    use hotpin_controllers::trace::Trace;
 
     fn trial(value: f64, worst_regret: f64, broken: bool) -> Trial {
         Trial {
@@ -282,6 +299,39 @@ mod tests {
     }
 
     #[test]
+    fn held_out_cases_have_the_last_word() {
+        assert!(confirms(&trial(1.0, 0.01, false), &trial(2.0, 0.0, false)));
+        assert!(!confirms(&trial(1.0, 0.0, false), &trial(2.0, 0.01, false)));
+        assert!(!confirms(&trial(1.0, 0.01, false), &trial(2.0, 0.0, true)));
+        assert!(confirms(&trial(1.0, 0.0, true), &trial(2.0, 0.01, false)));
+    }
+
+    #[test]
+    fn recorded_cases_are_of_their_part_and_size() {
+        let bytes = include_bytes!("../../traces/gpt-oss-20b.trace");
+        let trace = Trace::decode(bytes).unwrap();
+        let of = |part| recorded(&trace, part, 20).unwrap();
+        let (even, odd) = (of(Part::Even), of(Part::Odd));
+        assert_eq!(even.len(), 4, "two sizes, two stores");
+        let tokens = |case: &Case| {
+            let Routing::Trace(trace) = &case.scenario.routing else {
+                panic!("not a trace");
+            };
+            trace.routed().to_vec()
+        };
+        assert_ne!(tokens(&even[0]), tokens(&odd[0]));
+        let report = even[0].scenario.run_kind(PolicyKind::Adaptive).unwrap();
+        assert_eq!(report.tokens, 20);
+        let limit_bytes = even[0].scenario.shape.total_bytes() / 4;
+        assert!(
+            report
+                .ticks
+                .iter()
+                .all(|tick| tick.capacity_bytes <= limit_bytes)
+        );
+    }
+
+    #[test]
     fn knobs_set_what_they_read_and_begin_at_usable_values() {
         for knob in KNOBS {
             for &value in knob.values {
@@ -295,7 +345,7 @@ mod tests {
 
     #[test]
     fn a_bad_value_is_found_to_be_bad() {
-        let mut cases = scripted(1);
+        let mut cases = scripted(1..=1);
         cases.retain(|case| case.scenario.name.starts_with("drift"));
         for case in &mut cases {
             case.scenario.duration_s = 60.0;
@@ -306,10 +356,10 @@ mod tests {
             ..KNOBS[0]
         };
         let start = AdaptiveConfig::default();
-        let (config, turns) = sweep(&[knob], &cases, &start, 2, &mut |_| {}).unwrap();
+        let (config, turns) = sweep(&[knob], &cases, &[], &start, 2, &mut |_| {}).unwrap();
         assert_eq!(config.pins.share, 0.75);
         assert_eq!(turns[0].trials.len(), 2);
         assert!(turns[0].trials[0].worst_regret > turns[0].trials[1].worst_regret);
-        assert!(sweep(&[knob], &[], &start, 1, &mut |_| {}).is_err());
+        assert!(sweep(&[knob], &[], &[], &start, 1, &mut |_| {}).is_err());
     }
 }

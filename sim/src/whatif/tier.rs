@@ -55,7 +55,7 @@ impl Tier {
         config.targeting.churn_bytes_per_s = churn_bytes;
         config.targeting.churn_burst_bytes = churn_bytes;
         let mut tier = Self {
-            store: Store::new(shape, Keeper::Store),
+            store: Store::new(shape, Keeper::Store, None),
             pins: PinQueue::default(),
             policy: build(plan.kind, shape, &config, plan.profile)?,
             decision: Decision::default(),

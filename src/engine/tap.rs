@@ -303,9 +303,7 @@ impl Tap {
             return None;
         };
         let router = name_of(selection);
-        let Some(dash) = router.iter().rposition(|&b| b == b'-') else {
-            return None;
-        };
+        let dash = router.iter().rposition(|&b| b == b'-')?;
         let (prefix, block) = router.split_at(dash + 1);
         let (Ok(prefix), Some(block)) = (std::str::from_utf8(prefix), number(block)) else {
             return None;

@@ -252,5 +252,4 @@ fn capacity_may_change_at_any_time_without_a_wrong_bit() {
     let held = store.held();
     let bytes = held.pinned_bytes + store.private_transit_bytes();
     assert!(bytes <= all + all / 50, "{bytes} held of {all}");
-    println!("{decoded} tokens, {changes} changes, {used:?}, {held:?}");
 }

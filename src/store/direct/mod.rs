@@ -154,7 +154,7 @@ impl DirectStore {
         options: DirectOptions,
         piece_bytes: usize,
     ) -> Result<(Self, DenseLock), StoreError> {
-        let open = |source: std::io::Error| StoreError::Open {
+        let open = |source: io::Error| StoreError::Open {
             cause: source.to_string(),
         };
         let files = Arc::new(ModelFiles::open(map.shards(), options.direct).map_err(open)?);

@@ -1,8 +1,9 @@
-"""What the server costs: the same greedy answer from `hotpin run` and, streamed, from `hotpin serve`.
+"""What the server costs: the same greedy answer from `hotpin run` and from `hotpin serve`, whole and streamed.
 
-Usage: overhead.py MODEL.gguf PAIRS [ARGUMENTS of both]; the program is $HOTPIN. In turns, A B B A. The time of
+Usage: overhead.py MODEL.gguf ROUNDS [ARGUMENTS of both]; the program is $HOTPIN. In turns, A B C C B A. The time of
 `run` is what it reports for prompt and answer, without start and loading; that of the server is the
-client's, from before the connection to the end of the stream.
+client's, from before the connection to the end of the answer, and, beside it, what the server reports for
+prompt and answer, as `run` does.
 """
 import json
 import os
@@ -13,7 +14,7 @@ import sys
 import time
 import urllib.request
 
-model, pairs, more = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+model, rounds, more = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 program = os.environ.get("HOTPIN", "hotpin")
 environment = dict(os.environ, HOTPIN_CONFIG="/dev/null")
 PROMPT, TOKENS = "Tell me about the sea.", 256
@@ -27,18 +28,29 @@ def run():
     return float(prompt_s) + float(decode_s), int(tokens), done.stdout.strip()
 
 
-def serve(address):
-    body = {"messages": [{"role": "user", "content": PROMPT}], "temperature": 0, "max_tokens": TOKENS, "stream": True,
-            "stream_options": {"include_usage": True}, "cache_prompt": False}
+def serve(address, stream):
+    body = {"messages": [{"role": "user", "content": PROMPT}], "temperature": 0, "max_tokens": TOKENS, "stream": stream,
+            "cache_prompt": False}
+    if stream:
+        body["stream_options"] = {"include_usage": True}
     request = urllib.request.Request(address + "/v1/chat/completions", json.dumps(body).encode(),
                                      {"Content-Type": "application/json"})
     began = time.monotonic()
     with urllib.request.urlopen(request, timeout=600) as response:
-        lines = [line[6:] for line in response.read().decode().splitlines() if line.startswith("data: ")]
+        answer = response.read().decode()
     took = time.monotonic() - began
-    chunks = [json.loads(line) for line in lines[:-1]]
-    text = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
-    return took, chunks[-1]["usage"]["completion_tokens"], text.strip()
+    if stream:
+        chunks = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith("data: {")]
+        text = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+        last = chunks[-1]
+    else:
+        last = json.loads(answer)
+        text = last["choices"][0]["message"]["content"]
+    inside.setdefault("stream" if stream else "whole", []).append(last["timings"]["prompt_s"] + last["timings"]["decode_s"])
+    return took, last["usage"]["completion_tokens"], text.strip()
+
+
+inside = {}
 
 
 def http_cpu_s(pid):
@@ -62,31 +74,39 @@ try:
         if "ready;" in line:
             break
     assert address, "the server did not start"
-    ratios, times = [], {"run": [], "serve": []}
-    serve(address)
-    run()
-    for pair in range(pairs):
-        order = ("run", "serve") if pair % 2 == 0 else ("serve", "run")
-        taken = {which: run() if which == "run" else serve(address) for which in order}
-        assert taken["run"][1:] == taken["serve"][1:], "both say the same"
-        for which in order:
-            times[which].append(taken[which][0])
-        ratios.append(taken["serve"][0] / taken["run"][0])
-    http_s = http_cpu_s(server.pid) / (pairs + 1) / taken["serve"][1]
+    ways = {"run": run, "whole": lambda: serve(address, False), "stream": lambda: serve(address, True)}
+    times = {way: [] for way in ways}
+    for way in ways.values():
+        way()
+    inside.clear()
+    for turn in range(rounds):
+        order = list(ways) if turn % 2 == 0 else list(ways)[::-1]
+        taken = {way: ways[way]() for way in order}
+        assert taken["run"][1:] == taken["whole"][1:] == taken["stream"][1:], "all say the same"
+        for way in ways:
+            times[way].append(taken[way][0])
+    tokens = taken["run"][1]
+    http_s = http_cpu_s(server.pid) / (rounds + 1) / 2 / tokens
 finally:
     server.terminate()
     server.wait()
-ratios.sort()
-# The interval of the median by order statistics: at least 95% for any distribution.
-rank = 0
-chance = 0.5 ** pairs
-total, term = 0.0, chance
+# The interval of a median by order statistics: at least 95% for any distribution.
+rank, total, term = 0, 0.0, 0.5 ** rounds
 while total + term <= 0.025:
     total += term
     rank += 1
-    term = term * (pairs - rank + 1) / rank
-low, high = ratios[max(rank - 1, 0)], ratios[min(pairs - rank, pairs - 1)]
-print(f"{pairs} pairs of {taken['run'][1]} tokens; run {statistics.median(times['run']):.3f} s, "
-      f"server {statistics.median(times['serve']):.3f} s (medians)")
+    term = term * (rounds - rank + 1) / rank
+
+
+def compared(what, ours):
+    ratios = sorted(a / b for a, b in zip(ours, times["run"]))
+    low, high = ratios[max(rank - 1, 0)], ratios[min(rounds - rank, rounds - 1)]
+    print(f"{what} {statistics.median(ours):.3f} s; / run: median {statistics.median(ratios):.4f}, "
+          f"95% interval {low:.4f} to {high:.4f}")
+
+
+print(f"{rounds} rounds of {tokens} tokens; run {statistics.median(times['run']):.3f} s")
+for way in ("whole", "stream"):
+    compared(f"{way}, at the client:", times[way])
+    compared(f"{way}, as the server reports:", inside[way])
 print(f"the HTTP thread takes {http_s * 1e6:.0f} us of CPU a token")
-print(f"server / run: median {statistics.median(ratios):.4f}, 95% interval {low:.4f} to {high:.4f}")

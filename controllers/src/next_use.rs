@@ -68,13 +68,13 @@ const MOST_IDLE_TOKENS: f32 = 500.0;
 /// Scale of the logarithm (base 2) of idleness.
 const IDLE_SCALE: f32 = 0.14;
 
-/// Number of shared features.
-const FEATURES: usize = 6;
-const AFFINITY: usize = 5;
+/// Number of shared features beside the bias, and which of them affinity is.
+const FEATURES: usize = 5;
+const AFFINITY: usize = 4;
 
 /// What the shared weights start from: bias, three rates, idleness, affinity. They are rounded from
 /// what was learned on the training half of the reference trace and on a trace of four topics.
-const FIRST_WEIGHTS: [f32; FEATURES] = [-2.1, 1.5, 1.5, 0.7, -1.6, 0.9];
+const FIRST_WEIGHTS: [f32; FEATURES + 1] = [-2.1, 1.5, 1.5, 0.7, -1.6, 0.9];
 
 /// Smaller than any length that matters.
 const NO_LENGTH: f32 = 1e-12;
@@ -84,15 +84,15 @@ const NO_LENGTH: f32 = 1e-12;
 pub struct NextUse {
     layers: Vec<Range<usize>>,
     top_k: Vec<f32>,
-    weights: [f32; FEATURES],
+    weights: [f32; FEATURES + 1],
     /// Decayed routings per token of each expert, by half-life, and the share of the past that they
     /// cover in each layer.
     rates: [Vec<f32>; 3],
     rate_share: Vec<[f32; 3]>,
     idle: Vec<f32>,
     routings: Vec<f32>,
-    /// Features at the last turn, by feature, and what they predicted.
-    features: [Vec<f32>; FEATURES],
+    /// Features at each layer's last turn, and what they predicted.
+    features: Vec<Features>,
     value: Vec<f32>,
     order: Vec<f32>,
     context: Context,
@@ -119,10 +119,13 @@ struct Context {
     tokens: f32,
 }
 
+/// Features of a layer's experts, by feature, each as long as the largest layer.
+type Features = [Vec<f32>; FEATURES];
+
 /// Buffers of one turn, as long as the largest layer.
 #[derive(Clone, Debug, Default)]
 struct Scratch {
-    features: [Vec<f32>; FEATURES],
+    features: Features,
     logit: Vec<f32>,
     error: Vec<f32>,
 }
@@ -168,7 +171,7 @@ impl NextUse {
                 .collect(),
             idle: vec![NEVER_IDLE_TOKENS; experts],
             routings: vec![0.0; experts],
-            features: [(); FEATURES].map(|()| vec![0.0; experts]),
+            features: vec![[(); FEATURES].map(|()| vec![0.0; widest]); layers.len()],
             value: vec![0.0; experts],
             order: vec![0.0; experts],
             context: Context {
@@ -253,11 +256,9 @@ impl NextUse {
             self.learn(layer, tokens, routings);
         }
         self.turns[layer] += 1;
-        for (kept, new) in self.features.iter_mut().zip(&self.scratch.features) {
-            kept[range.clone()].copy_from_slice(&new[..range.len()]);
-        }
         self.seen[layer] = self.context.direction;
         self.remember(range, routings);
+        std::mem::swap(&mut self.features[layer], &mut self.scratch.features);
         self.discounted(layer);
     }
 
@@ -292,8 +293,7 @@ impl NextUse {
     fn features_of(&mut self, layer: usize) {
         let range = self.layers[layer].clone();
         let n = range.len();
-        let [bias, fast, middle, slow, idle, affinity] = &mut self.scratch.features;
-        bias[..n].fill(1.0);
+        let [fast, middle, slow, idle, affinity] = &mut self.scratch.features;
         for ((feature, rates), share) in [fast, middle, slow]
             .into_iter()
             .zip(&self.rates)
@@ -319,8 +319,9 @@ impl NextUse {
         let range = self.layers[layer].clone();
         let n = range.len();
         let logit = &mut self.scratch.logit[..n];
-        logit.fill(0.0);
-        for (weight, feature) in self.weights.iter().zip(&self.scratch.features) {
+        let [bias, weights @ ..] = &self.weights;
+        logit.fill(*bias);
+        for (weight, feature) in weights.iter().zip(&self.scratch.features) {
             for (logit, feature) in logit.iter_mut().zip(&feature[..n]) {
                 *logit += weight * feature;
             }
@@ -346,9 +347,10 @@ impl NextUse {
             *error = outcome - *error;
         }
         let rate = SHARED_RATE / n as f32;
-        for (weight, feature) in self.weights.iter_mut().zip(&self.features) {
-            let past = &feature[range.clone()];
-            *weight += rate * dot(error, past);
+        let [bias, weights @ ..] = &mut self.weights;
+        *bias += rate * total(error);
+        for (weight, feature) in weights.iter_mut().zip(&self.features[layer]) {
+            *weight += rate * dot(error, &feature[..n]);
         }
         let turn = self.turns[layer];
         let seen = &self.seen[layer];
@@ -427,6 +429,23 @@ impl Context {
     }
 }
 
+/// Sum, in eight sums side by side.
+fn total(numbers: &[f32]) -> f32 {
+    let (eights, rest) = numbers.as_chunks::<8>();
+    let mut sums = [0.0f32; 8];
+    for eight in eights {
+        for (sum, number) in sums.iter_mut().zip(eight) {
+            *sum += number;
+        }
+    }
+    in_pairs(sums) + rest.iter().sum::<f32>()
+}
+
+/// Eight sums as one, in pairs, which do not wait for one another.
+fn in_pairs([a, b, c, d, e, f, g, h]: [f32; 8]) -> f32 {
+    ((a + e) + (c + g)) + ((b + f) + (d + h))
+}
+
 /// Inner product, in eight sums side by side.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let (a, rest_a) = a.as_chunks::<8>();
@@ -438,9 +457,7 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
         }
     }
     let rest: f32 = rest_a.iter().zip(rest_b).map(|(a, b)| a * b).sum();
-    // In pairs, which do not wait for one another.
-    let [a, b, c, d, e, f, g, h] = sums;
-    ((a + e) + (c + g)) + ((b + f) + (d + h)) + rest
+    in_pairs(sums) + rest
 }
 
 #[cfg(test)]

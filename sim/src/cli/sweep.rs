@@ -2,12 +2,16 @@
 
 use super::recorded::RecordedArgs;
 use super::replay::read;
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use hotpin_controllers::AdaptiveConfig;
+use hotpin_controllers::trace::Trace;
 use hotpin_sim::replay::Part;
 use hotpin_sim::sweep::{self, Case, KNOBS, Knob, Trial, Turn};
 use std::io::{self, Write};
+
+/// A session of the demo model whose topic changes every 45 tokens.
+const DEMO: &[u8] = include_bytes!("../../traces/demo-64x4.trace");
 
 #[derive(Debug, Args)]
 pub struct SweepArgs {
@@ -17,8 +21,8 @@ pub struct SweepArgs {
     /// Seeds of each scripted scenario; 0 leaves them out. As many others are held out.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(0..=100))]
     seeds: u64,
-    /// Tokens of gpt-oss-20b's trace, from even prompts; 0 leaves it out. As many of odd ones are held
-    /// out.
+    /// Tokens of each trace that comes with the program, from even prompts; 0 leaves them out. As many of
+    /// odd ones are held out.
     #[arg(long, value_name = "N", default_value_t = 1200, value_parser = clap::value_parser!(u32).range(0..=100_000))]
     shipped_tokens: u32,
     /// Choose without held-out cases, in half the time.
@@ -39,10 +43,13 @@ pub fn run(args: &SweepArgs) -> Result<()> {
     let mut cases = sweep::scripted(1..=args.seeds);
     let mut held_out = sweep::scripted(args.seeds + 1..=2 * args.seeds);
     if args.shipped_tokens > 0 {
-        let (trace, _) = read(None)?;
+        let (large, _) = read(None)?;
+        let demo = Trace::decode(DEMO).context("the trace of the demo model")?;
         let tokens = args.shipped_tokens as usize;
-        cases.extend(sweep::recorded(&trace, Part::Even, tokens)?);
-        held_out.extend(sweep::recorded(&trace, Part::Odd, tokens)?);
+        for trace in [&large, &demo] {
+            cases.extend(sweep::recorded(trace, Part::Even, tokens)?);
+            held_out.extend(sweep::recorded(trace, Part::Odd, tokens)?);
+        }
     }
     if args.unconfirmed {
         held_out.clear();

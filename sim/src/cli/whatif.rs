@@ -260,11 +260,11 @@ fn comparisons(out: &mut impl Write, points: &[Comparison]) -> Result<()> {
         )?;
     }
     writeln!(out, "\nAssumed:")?;
-    let mut last = "";
+    let mut said = Vec::new();
     for point in points {
-        if point.assumed != last {
+        if !said.contains(&point.assumed) {
             writeln!(out, "- {}", point.assumed)?;
-            last = point.assumed;
+            said.push(point.assumed);
         }
     }
     Ok(())

@@ -196,7 +196,11 @@ impl<'a> Engine<'a> {
         }
         let mut stall_s = self.wait(machine, &need);
         self.memory.stall_s += stall_s * need.refault_bytes / bytes as f64;
-        self.read_bytes += bytes;
+        self.read_bytes += if self.fetches {
+            bytes
+        } else {
+            to_bytes(bytes as f64 * machine.readahead_amplification)
+        };
         self.major_faults += need.fault_bytes / PAGE_BYTES;
         self.store.evict(routed);
         let fresh_s = self.store.fresh_bytes() as f64 * machine.fresh_s_per_byte;

@@ -69,7 +69,11 @@ pub fn recorded(trace: &Trace, part: Part, tokens: usize) -> Result<Vec<Case>, S
         for store in [StoreKind::Mapped, StoreKind::Direct] {
             let mut scenario = Named::SteadyDraws.scenario(1);
             let percent = share * 100.0;
-            scenario.name = format!("{} {part:?}, {percent}%, {}", header.model, store.label());
+            let experts = shape.total_experts();
+            scenario.name = format!(
+                "trace of {experts} experts, {part:?}, {percent}%, {}",
+                store.label()
+            );
             scenario.shape = shape.clone();
             scenario.routing = Routing::Trace(Arc::clone(&cut));
             scenario.profile = None;

@@ -5,7 +5,7 @@ use super::{Counters, Feeder};
 use crate::engine::{EngineError, EngineOptions, ExpertArena, Learned, Model, Poll, Session};
 use crate::governor::{Governor, GovernorOptions, Journal, Regulated};
 use crate::model::ModelMap;
-use crate::sensors::{Roots, readahead_request_bytes};
+use crate::sensors::{Roots, readahead_request_bytes, system_summary};
 use crate::store::{
     DenseLock, DirectOptions, DirectStore, ExpertStore, Layout, LayoutError, MappedStore,
     StoreError, StoreKind, TransitKeeper,
@@ -220,8 +220,9 @@ struct Made {
     notes: Vec<String>,
 }
 
-/// Makes the store that was asked for. `Auto` takes `direct` where this machine lets it read and lock
-/// as it is meant to, and else `mapped`, which needs neither.
+/// Makes the store that was asked for. `Auto` takes `direct` where this machine lets it read as it is
+/// meant to and what it holds stays in memory, locked or for want of swap; else `mapped`, whose pages
+/// can be dropped and read again.
 fn make_store(map: &ModelMap, learned: &Learned, options: &RigOptions) -> Result<Made, RigError> {
     let piece_bytes = readahead_request_bytes(&Roots::default(), map.path())
         .ok()
@@ -231,11 +232,13 @@ fn make_store(map: &ModelMap, learned: &Learned, options: &RigOptions) -> Result
         StoreKind::Mapped => None,
         StoreKind::Direct => return Ok(make_direct(map, learned, options, piece_bytes)?),
         StoreKind::Auto => match make_direct(map, learned, options, piece_bytes) {
-            Ok(made) if made.notes.is_empty() && matches!(made.dense, DenseLock::Locked(_)) => {
+            Ok(made) if made.notes.is_empty() && stays(&made.dense, &Roots::default()) => {
                 return Ok(made);
             }
             Ok(made) => Some(match made.dense {
-                DenseLock::Failed(error) => error.to_string(),
+                DenseLock::Failed(error) => {
+                    format!("its memory cannot be locked and may be swapped out: {error}")
+                }
                 DenseLock::Locked(_) | DenseLock::Skipped => made.notes.join("; "),
             }),
             Err(error) => Some(error.to_string()),
@@ -259,6 +262,14 @@ fn make_store(map: &ModelMap, learned: &Learned, options: &RigOptions) -> Result
         dense,
         notes: notes.into_iter().collect(),
     })
+}
+
+/// Whether memory that we hold stays in RAM.
+fn stays(dense: &DenseLock, roots: &Roots) -> bool {
+    match dense {
+        DenseLock::Locked(_) | DenseLock::Skipped => true,
+        DenseLock::Failed(_) => system_summary(roots).swap_total_bytes == Some(0),
+    }
 }
 
 fn make_direct(

@@ -20,6 +20,7 @@ pub mod server;
 pub mod size;
 #[allow(unsafe_code)]
 pub mod store;
+mod time;
 pub mod top;
 pub mod trace;
 pub mod workload;

@@ -12,6 +12,7 @@ use crate::plant::{Rig, RigOptions, Totals};
 use crate::profile::Profile;
 use crate::sensors::{Roots, Sample, Sensors};
 use crate::store::{DirectOptions, StoreKind};
+use crate::time::nanos;
 use crate::trace::Recorder;
 use anyhow::{Context, Result, bail};
 use hotpin_controllers::{AdaptiveConfig, ModelShape, Moment, PolicyKind};
@@ -200,7 +201,7 @@ impl Meter {
     }
 
     fn sample(&mut self) -> Sample {
-        let ns = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let ns = nanos(self.started.elapsed());
         self.sensors.sample(Moment { ns })
     }
 

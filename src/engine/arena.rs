@@ -10,6 +10,8 @@
 use super::lookahead::{Guess, Lookahead};
 use super::split::{MOST_ROWS, Routing, Splitter, Unsplittable};
 use super::tap::{ExpertOp, Learned, name_of};
+use super::tensors::{as_i64, blank, set_indices};
+use crate::time::nanos;
 use llama_cpp_sys_4 as sys;
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -24,6 +26,9 @@ pub struct Window {
     pub address: usize,
     /// Bytes from one slot to the next.
     pub stride_bytes: usize,
+    /// The slot that is expert 0's own; the others' follow in order. Everybody is in their own while
+    /// nobody asks for routing: the store keeps it so for the decode.
+    pub home: u32,
 }
 
 /// Experts in slots. Called by the engine's thread only, after the layer's routing was answered.
@@ -33,10 +38,6 @@ pub trait ExpertArena: Send + Sync + std::fmt::Debug {
 
     /// The slot of an expert of the block that was routed last.
     fn slot(&self, block: u32, expert: i32) -> Option<u32>;
-
-    /// The slot of a block's first expert while each has its own and nobody asks for routing: the
-    /// others follow in order. The store keeps it so for the decode.
-    fn home(&self, block: u32) -> Option<u32>;
 
     /// Whether reads into this tensor's part of the routed experts are still under way.
     fn is_pending(&self, block: u32, tensor: &str) -> bool;
@@ -85,6 +86,8 @@ struct Stand {
 /// The slots of a block's routed experts, as the list of indices that nodes read.
 struct Indices {
     slots: Vec<i32>,
+    /// Name of the tensor that selects them.
+    choice: String,
     /// The experts themselves, `top_k` for each of `tokens`.
     experts: Vec<i32>,
     top_k: usize,
@@ -112,7 +115,6 @@ pub struct ArenaUse {
 /// Points nodes at an arena.
 pub(super) struct Rebinder {
     arena: Arc<dyn ExpertArena>,
-    router_prefix: String,
     stands: Vec<Stand>,
     by_tensor: HashMap<String, usize>,
     indices: HashMap<u32, Indices>,
@@ -151,6 +153,7 @@ impl Rebinder {
             });
             indices.entry(used.block).or_insert_with(|| Indices {
                 slots: Vec::new(),
+                choice: format!("{}{}", learned.router_prefix, used.block),
                 experts: Vec::new(),
                 top_k: 0,
                 tokens: 0,
@@ -161,7 +164,6 @@ impl Rebinder {
         }
         Self {
             arena,
-            router_prefix: learned.router_prefix.clone(),
             stands,
             by_tensor,
             indices,
@@ -199,19 +201,7 @@ impl Rebinder {
             indices.end = indices.end.max(i64::from(slot) + 1);
             indices.slots.push(slot);
         }
-        let (width, rows) = (as_i64(top_k), as_i64(tokens));
-        let row_bytes = top_k * size_of::<i32>();
-        let tensor = &mut indices.tensor;
-        tensor.type_ = sys::GGML_TYPE_I32;
-        tensor.op = sys::GGML_OP_NONE;
-        tensor.ne = [width, rows, 1, 1];
-        tensor.nb = [
-            size_of::<i32>(),
-            row_bytes,
-            row_bytes * tokens,
-            row_bytes * tokens,
-        ];
-        tensor.data = indices.slots.as_mut_ptr().cast::<c_void>();
+        set_indices(&mut indices.tensor, &mut indices.slots, top_k);
         let first = self.stands.iter().position(|s| s.block == block);
         let first = first.unwrap_or(self.stands.len());
         let count = self.stands[first..]
@@ -250,7 +240,7 @@ impl Rebinder {
             && !self.splitter.is_collecting()
             && name_of(node) == next.before.as_bytes()
             && self.arena.is_pending(next.block, &next.tensor);
-        self.cut_before_first = cuts && self.is_first(self.coming.start);
+        self.cut_before_first = cuts;
         cuts
     }
 
@@ -294,12 +284,9 @@ impl Rebinder {
             return Ok(());
         };
         let stand = &mut self.stands[at];
-        let home = self
-            .arena
-            .home(stand.block)
-            .ok_or_else(|| format!("experts of block {} have no slots", stand.block))?;
-        let stride = stand.window.stride_bytes;
-        stand.weights.data = (stand.window.address + home as usize * stride) as *mut c_void;
+        let window = stand.window;
+        let (home, stride) = (window.home as usize, window.stride_bytes);
+        stand.weights.data = (window.address + home * stride) as *mut c_void;
         stand.weights.ne[2] = stand.experts;
         stand.weights.nb[3] = stride * usize::try_from(stand.experts).unwrap_or(0);
         node.src[2] = stand.selection;
@@ -317,13 +304,12 @@ impl Rebinder {
         let Some(indices) = self.indices.get(&block) else {
             return self.give_up_splitting("its block is unknown");
         };
-        let choice = format!("{}{block}", self.router_prefix);
         let routing = Routing {
             top_k: indices.top_k,
             tokens: indices.tokens,
             slots: &indices.slots,
             experts: &indices.experts,
-            choice: &choice,
+            choice: &indices.choice,
         };
         if let Err(Unsplittable(why)) = self.splitter.plan(&routing) {
             return self.give_up_splitting(&why);
@@ -347,7 +333,7 @@ impl Rebinder {
                 let started = Instant::now();
                 self.splitter.compute(&group, &routing)?;
                 self.used.split_rows += group.len() as u64;
-                self.used.split_ns += u64::try_from(started.elapsed().as_nanos()).unwrap_or(0);
+                self.used.split_ns += nanos(started.elapsed());
             }
             left = waiting;
         }
@@ -412,8 +398,7 @@ impl Rebinder {
         let ours = std::ptr::eq(weights, &raw const *stand.weights);
         if !ours {
             stand.selection = node.src[2];
-            let chosen_by = format!("{}{}", self.router_prefix, stand.block);
-            if name_of(selection) != chosen_by.as_bytes() {
+            if name_of(selection) != indices.choice.as_bytes() {
                 return Err(format!(
                     "{} is selected by another tensor than at warm-up",
                     stand.tensor
@@ -471,14 +456,4 @@ fn first_group(routing: &Routing<'_>, rows: &[usize]) -> usize {
         end += of_one.len();
     }
     end
-}
-
-fn as_i64(n: usize) -> i64 {
-    i64::try_from(n).unwrap_or(i64::MAX)
-}
-
-/// A tensor without anything in it.
-fn blank() -> sys::ggml_tensor {
-    // SAFETY: all of the struct's fields are numbers and pointers, for which zero is valid.
-    unsafe { std::mem::zeroed() }
 }

@@ -4,8 +4,8 @@
 //! multiplies by routed experts gets such a list in place of the router's choice; afterwards the
 //! choice is put back, since llama.cpp uses the same graph again.
 
+use super::tensors::set_indices;
 use llama_cpp_sys_4 as sys;
-use std::ffi::c_void;
 use std::ptr::NonNull;
 
 /// A list of indices that names no expert.
@@ -39,17 +39,8 @@ impl IdleExperts {
             return;
         };
         let mut indices = vec![-1_i32; width * rows];
-        let row_bytes = width * size_of::<i32>();
         let mut tensor = Box::new(*chosen);
-        tensor.op = sys::GGML_OP_NONE;
-        tensor.view_src = std::ptr::null_mut();
-        tensor.nb = [
-            size_of::<i32>(),
-            row_bytes,
-            row_bytes * rows,
-            row_bytes * rows,
-        ];
-        tensor.data = indices.as_mut_ptr().cast::<c_void>();
+        set_indices(&mut tensor, &mut indices, width);
         node.src[2] = &raw mut *tensor;
         self.changed.push((NonNull::from(node), choice));
         self.lists.push(NoExperts {

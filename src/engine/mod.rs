@@ -20,6 +20,7 @@ mod sampler;
 mod session;
 mod split;
 mod tap;
+mod tensors;
 mod threads;
 mod trail;
 

@@ -7,6 +7,7 @@ use super::{
     ArenaUse, EngineError, EngineOptions, ExpertArena, FlashAttention, Learned, Model, Poison,
     RouteSink, Token, log,
 };
+use crate::time::nanos;
 use llama_cpp_4::context::LlamaContext;
 use llama_cpp_4::context::params::{LlamaContextParams, LlamaFlashAttnType};
 use llama_cpp_4::llama_batch::LlamaBatch;
@@ -264,7 +265,7 @@ impl<'m> Session<'m> {
         let result = self.context.decode(&mut self.batch);
         // llama_decode returns with work still queued; logits and timings need it done.
         self.context.synchronize();
-        let decode_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let decode_ns = nanos(started.elapsed());
         if let Some(tap) = &mut self.tap {
             tap.get_mut().restore();
         }

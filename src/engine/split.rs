@@ -17,6 +17,7 @@ pub(super) use self::plan::Unsplittable;
 
 use self::plan::{External, Operand, Step};
 use self::runner::Runner;
+use super::tensors::{as_i64, blank, set_indices};
 use llama_cpp_sys_4 as sys;
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -311,7 +312,7 @@ fn span(tensor: &Tensor) -> (usize, usize) {
 /// A tensor like `like` over `count` rows at `data`.
 fn compact(like: &Tensor, data: *mut u8, row_bytes: usize, count: usize) -> Tensor {
     let mut tensor = *like;
-    tensor.ne[1] = i64::try_from(count).unwrap_or(0);
+    tensor.ne[1] = as_i64(count);
     tensor.ne[2] = 1;
     tensor.ne[3] = 1;
     tensor.nb[1] = row_bytes;
@@ -325,14 +326,9 @@ fn compact(like: &Tensor, data: *mut u8, row_bytes: usize, count: usize) -> Tens
 
 /// A list of indices as a tensor, all of one token.
 fn index_list(list: &mut [i32]) -> Tensor {
-    // SAFETY: all of the struct's fields are numbers and pointers, for which zero is valid.
-    let mut tensor: Tensor = unsafe { std::mem::zeroed() };
-    let bytes = size_of_val(list);
-    tensor.type_ = sys::GGML_TYPE_I32;
-    tensor.op = sys::GGML_OP_NONE;
-    tensor.ne = [i64::try_from(list.len()).unwrap_or(0), 1, 1, 1];
-    tensor.nb = [size_of::<i32>(), bytes, bytes, bytes];
-    tensor.data = list.as_mut_ptr().cast::<c_void>();
+    let mut tensor = blank();
+    let width = list.len();
+    set_indices(&mut tensor, list, width);
     tensor
 }
 

@@ -9,6 +9,7 @@ use super::Poison;
 use super::arena::{ArenaUse, ExpertArena, Rebinder};
 use super::idle::IdleExperts;
 use super::trail::Trail;
+use crate::time::nanos;
 use llama_cpp_sys_4 as sys;
 use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -243,7 +244,7 @@ impl Tap {
 
     /// Marks the end of a decode that began `decode_ns` ago.
     pub(super) fn end(&mut self, tokens: usize, decode_ns: u64) {
-        let since = nanos(self.last);
+        let since = nanos(self.last.elapsed());
         if let Some(sink) = &mut self.sink {
             sink.decoded(self.pass, tokens, since, decode_ns);
         }
@@ -381,7 +382,7 @@ impl Tap {
             tokens,
             batch_tokens: self.batch_tokens,
             pass: self.pass,
-            since_last_ns: nanos(self.last),
+            since_last_ns: nanos(self.last.elapsed()),
         };
         let answer = sink.routed(&routed);
         let answer = answer.and_then(|()| match &mut self.rebinder {
@@ -401,10 +402,6 @@ impl Tap {
         }
         true
     }
-}
-
-fn nanos(since: Instant) -> u64 {
-    u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
 pub(super) fn name_of(tensor: &sys::ggml_tensor) -> &[u8] {

@@ -12,6 +12,7 @@ pub use monitor::{Event, Fate, Monitor, Page, Standing};
 use crate::plant::{Counters, Totals};
 use crate::sensors::{Roots, Sensors};
 use crate::store::ExpertStore;
+use crate::time::nanos;
 use crate::trace::Recording;
 use act::Acted;
 use hdrhistogram::Histogram;
@@ -398,8 +399,4 @@ impl Loop {
         drop(status);
         self.shared.ticks.send_replace(ticks);
     }
-}
-
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -4,6 +4,7 @@
 use super::Counters;
 use crate::engine::{Pass, RouteSink, Routed};
 use crate::store::{ExpertStore, StoreError};
+use crate::time::nanos;
 use crate::trace::Recorder;
 use hotpin_controllers::{ExpertId, ModelShape};
 use std::sync::Arc;
@@ -177,7 +178,7 @@ impl RouteSink for Feeder {
         }
         let started = Instant::now();
         let found = self.store.fetch(&self.routed).map_err(|e| e.to_string())?;
-        let fetch_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let fetch_ns = nanos(started.elapsed());
         self.counters.fetched(&found, fetch_ns);
         self.missed |= found.misses > 0;
         if found.misses > 0 {

@@ -6,6 +6,7 @@ use super::queue::{End, Queue};
 use super::slot::{Active, Slot, Step, failure};
 use super::stats::{Finished, Outcome, Stats};
 use crate::engine::{EngineError, Row, Session};
+use crate::time::nanos;
 use crate::trace::Recording;
 use std::sync::Arc;
 use std::time::Instant;
@@ -155,7 +156,7 @@ impl<'s, 'm> Scheduler<'s, 'm> {
             return;
         }
         // Booked before anybody is answered: whoever has an answer finds it in the metrics.
-        let ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let ns = nanos(began.elapsed());
         self.stats.decoded(members.len(), ns);
         for (row, &index) in members.iter().enumerate() {
             self.slots[index].tokens.push(self.rows[row].token);

@@ -2,6 +2,7 @@
 
 use super::{Routing, Tensor};
 use crate::engine::tap::name_of;
+use crate::engine::tensors::as_i64;
 use llama_cpp_sys_4 as sys;
 use std::ptr::NonNull;
 
@@ -238,8 +239,4 @@ fn is_one_row(tensor: &Tensor) -> bool {
 
 fn row_bytes(tensor: &Tensor) -> usize {
     usize::try_from(tensor.ne[0]).unwrap_or(0) * size_of::<f32>()
-}
-
-fn as_i64(n: usize) -> i64 {
-    i64::try_from(n).unwrap_or(i64::MAX)
 }

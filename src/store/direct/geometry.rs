@@ -179,6 +179,13 @@ impl Geometry {
         }
     }
 
+    /// The expert that a router of a block names by its index; `None` for what the model lacks.
+    pub(super) fn expert(&self, block: u32, index: i32) -> Option<ExpertId> {
+        let layer = (*self.layer_of_block.get(block as usize)?)?;
+        let index = u32::try_from(index).ok()?;
+        (index < self.shape.experts_in(layer)).then(|| self.shape.id(layer, index))
+    }
+
     /// Where a tensor's slices lie within slots, and its layer.
     pub(super) fn place(&self, tensor: &str) -> Option<(usize, usize)> {
         let &(layer, part) = self.by_tensor.get(tensor)?;

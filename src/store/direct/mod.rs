@@ -27,6 +27,7 @@ use super::ranks::Ranks;
 use super::{DenseLock, ExpertStore, Fetched, StoreError};
 use crate::engine::{ExpertArena, Guess, Learned, Window};
 use crate::model::ModelMap;
+use crate::time::nanos;
 use hotpin_controllers::{ExpertId, Held, Residence};
 use nix::errno::Errno;
 use std::io;
@@ -280,7 +281,7 @@ impl DirectStore {
             .map_err(|e| format!("waiting for reads failed: {e}"))?;
         for done in ended.drain(..) {
             let (id, part) = (ExpertId(done.owner.0), usize::from(done.owner.1));
-            pending[id.index() * self.geometry.most_parts + part] = false;
+            pending[self.pending_at(id, part)] = false;
             left[id.index()] = left[id.index()].saturating_sub(1);
             let mut books = lock(&self.books);
             match (done.result, books.address(id)) {
@@ -401,7 +402,8 @@ impl DirectStore {
     }
 
     /// Reads an expert ahead if it is not resident, the guess is trusted and the disk has time.
-    fn weigh(&self, engine: &mut Engine, layer: usize, id: ExpertId, guess: &Guess) {
+    fn weigh(&self, engine: &mut Engine, id: ExpertId, guess: &Guess) {
+        let layer = self.geometry.shape.layer_of(id);
         let mut books = lock(&self.books);
         let wanted = books.state(id) == State::Absent
             && engine.foresight.weigh(layer, id, guess)
@@ -419,10 +421,30 @@ impl DirectStore {
         };
         drop(books);
         for part in 0..self.geometry.parts(id) {
-            self.queue(&mut engine.reader, id, part, address);
-            engine.pending[id.index() * self.geometry.most_parts + part] = true;
-            engine.left[id.index()] += 1;
+            self.begin_read(engine, id, part, address);
         }
+    }
+
+    /// Queues a read for the engine and notes it as outstanding. Returns the slice's bytes.
+    fn begin_read(&self, engine: &mut Engine, id: ExpertId, part: usize, address: usize) -> u64 {
+        engine.pending[self.pending_at(id, part)] = true;
+        engine.left[id.index()] += 1;
+        self.queue(&mut engine.reader, id, part, address)
+    }
+
+    /// Where [`Engine::pending`] has a part of an expert.
+    fn pending_at(&self, id: ExpertId, part: usize) -> usize {
+        id.index() * self.geometry.most_parts + part
+    }
+
+    /// Whether a part of any routed expert is still being read for the engine.
+    fn awaits(&self, engine: &Engine, part: usize) -> bool {
+        let mut routed = engine.routed.iter();
+        routed.any(|&id| engine.pending[self.pending_at(id, part)])
+    }
+
+    fn count_wait(&self, since: Instant) {
+        self.waited_ns.fetch_add(nanos(since.elapsed()), Relaxed);
     }
 
     fn not_locked(&self, id: ExpertId, books: &Books) -> StoreError {
@@ -506,19 +528,15 @@ impl ExpertStore for DirectStore {
         }
         // In the order in which they are used: a few experts are computed one by one, many part by
         // part.
-        let parts = 0..self.geometry.most_parts;
-        let mut order: Vec<(usize, usize)> = parts
-            .flat_map(|part| (0..reads.len()).map(move |read| (part, read)))
-            .filter(|&(part, read)| part < self.geometry.parts(reads[read].0))
-            .collect();
-        if reads.len() <= MOST_ONE_BY_ONE {
-            order.sort_by_key(|&(part, read)| (read, part));
-        }
-        for (part, read) in order {
-            let (id, address) = reads[read];
-            found.bytes += self.queue(&mut engine.reader, id, part, address);
-            engine.pending[id.index() * self.geometry.most_parts + part] = true;
-            engine.left[id.index()] += 1;
+        let one_by_one = reads.len() <= MOST_ONE_BY_ONE;
+        for round in reads.chunks(if one_by_one { 1 } else { reads.len() }) {
+            for part in 0..self.geometry.most_parts {
+                for &(id, address) in round {
+                    if part < self.geometry.parts(id) {
+                        found.bytes += self.begin_read(&mut engine, id, part, address);
+                    }
+                }
+            }
         }
         if let Some(&(id, _)) = reads.first() {
             engine.reader.start().map_err(|e| fail(e.to_string()))?;
@@ -634,25 +652,17 @@ impl ExpertArena for DirectStore {
     fn window(&self, tensor: &str) -> Option<Window> {
         let (layer, at) = self.geometry.place(tensor)?;
         let class = self.geometry.layers[layer].class;
-        let (address, stride_bytes) = lock(&self.books).arena(class);
+        let books = lock(&self.books);
+        let (address, stride_bytes) = books.arena(class);
         Some(Window {
             address: address + at,
             stride_bytes,
+            home: books.home(self.geometry.shape.id(layer, 0)),
         })
     }
 
     fn slot(&self, block: u32, expert: i32) -> Option<u32> {
-        let layer = (*self.geometry.layer_of_block.get(block as usize)?)?;
-        let index = u32::try_from(expert).ok()?;
-        if index >= self.geometry.shape.experts_in(layer) {
-            return None;
-        }
-        lock(&self.books).slot(self.geometry.shape.id(layer, index))
-    }
-
-    fn home(&self, block: u32) -> Option<u32> {
-        let layer = (*self.geometry.layer_of_block.get(block as usize)?)?;
-        Some(lock(&self.books).home(self.geometry.shape.id(layer, 0)))
+        lock(&self.books).slot(self.geometry.expert(block, expert)?)
     }
 
     fn is_pending(&self, _block: u32, tensor: &str) -> bool {
@@ -660,30 +670,16 @@ impl ExpertArena for DirectStore {
             return false;
         };
         let engine = lock(&self.engine);
-        !engine.foreign.is_empty()
-            || engine
-                .routed
-                .iter()
-                .any(|id| engine.pending[id.index() * self.geometry.most_parts + part])
+        !engine.foreign.is_empty() || self.awaits(&engine, part)
     }
 
     fn is_ready(&self, block: u32, expert: i32) -> bool {
         if self.fault == Some(Fault::SkipWait) {
             return true;
         }
-        let Some(layer) = self
-            .geometry
-            .layer_of_block
-            .get(block as usize)
-            .copied()
-            .flatten()
-        else {
+        let Some(id) = self.geometry.expert(block, expert) else {
             return false;
         };
-        let Ok(index) = u32::try_from(expert) else {
-            return false;
-        };
-        let id = self.geometry.shape.id(layer, index);
         lock(&self.engine).left[id.index()] == 0
             && matches!(lock(&self.books).state(id), State::Transit | State::Pinned)
     }
@@ -696,8 +692,7 @@ impl ExpertArena for DirectStore {
         }
         let started = Instant::now();
         self.take_in(engine, true)?;
-        let ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.waited_ns.fetch_add(ns, Relaxed);
+        self.count_wait(started);
         Ok(true)
     }
 
@@ -706,23 +701,11 @@ impl ExpertArena for DirectStore {
     }
 
     fn foresee(&self, block: u32, guesses: &[Guess]) {
-        let Some(layer) = self
-            .geometry
-            .layer_of_block
-            .get(block as usize)
-            .copied()
-            .flatten()
-        else {
-            return;
-        };
         let mut engine = lock(&self.engine);
         let engine = &mut *engine;
         for guess in guesses {
-            let index = u32::try_from(guess.expert)
-                .ok()
-                .filter(|&index| index < self.geometry.shape.experts_in(layer));
-            if let Some(index) = index {
-                self.weigh(engine, layer, self.geometry.shape.id(layer, index), guess);
+            if let Some(id) = self.geometry.expert(block, guess.expert) {
+                self.weigh(engine, id, guess);
             }
         }
         // A failure to start is met again when the reads are waited for.
@@ -735,11 +718,8 @@ impl ExpertArena for DirectStore {
         };
         let mut engine = lock(&self.engine);
         let engine = &mut *engine;
-        let index = |id: &ExpertId| id.index() * self.geometry.most_parts + part;
         let mut started = None;
-        while self.fault != Some(Fault::SkipWait)
-            && engine.routed.iter().any(|id| engine.pending[index(id)])
-        {
+        while self.fault != Some(Fault::SkipWait) && self.awaits(engine, part) {
             started.get_or_insert_with(Instant::now);
             self.take_in(engine, true)?;
         }
@@ -748,8 +728,7 @@ impl ExpertArena for DirectStore {
             self.wait_for_governor(engine)?;
         }
         if let Some(started) = started {
-            let ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-            self.waited_ns.fetch_add(ns, Relaxed);
+            self.count_wait(started);
         }
         let routed_failed = engine
             .failed

@@ -85,6 +85,7 @@ struct Stand {
 
 /// The slots of a block's routed experts, as the list of indices that nodes read.
 struct Indices {
+    /// Slots from [`Self::lowest`] on.
     slots: Vec<i32>,
     /// Name of the tensor that selects them.
     choice: String,
@@ -94,8 +95,11 @@ struct Indices {
     tokens: usize,
     /// Whether the block is left to the scheduler as a whole.
     whole: bool,
-    /// One more than the largest of them.
-    end: i64,
+    /// The lowest slot in use: nodes see the arena from here on, and only as far as it is used, since
+    /// ggml does some work for every expert of a tensor.
+    lowest: u32,
+    /// One more than the largest of `slots`.
+    span: usize,
     tensor: Box<sys::ggml_tensor>,
 }
 
@@ -123,6 +127,9 @@ pub(super) struct Rebinder {
     /// Whether the graph was cut in front of the block's first use, so that everything before it
     /// is there.
     cut_before_first: bool,
+    /// Whether the graph is to be cut after the node that was met last, the last of the last block:
+    /// after that nothing would tell that it was passed.
+    cut_to_restore: bool,
     splitter: Splitter,
     lookahead: Lookahead,
     used: ArenaUse,
@@ -158,7 +165,8 @@ impl Rebinder {
                 top_k: 0,
                 tokens: 0,
                 whole: learned.shared_blocks.contains(&used.block),
-                end: 0,
+                lowest: 0,
+                span: 0,
                 tensor: Box::new(blank()),
             });
         }
@@ -169,6 +177,7 @@ impl Rebinder {
             indices,
             coming: 0..0,
             cut_before_first: false,
+            cut_to_restore: false,
             splitter: Splitter::new(),
             lookahead: Lookahead::new(),
             used: ArenaUse::default(),
@@ -183,24 +192,33 @@ impl Rebinder {
         top_k: usize,
         tokens: usize,
     ) -> Result<(), String> {
+        if self.splitter.is_collecting() {
+            return Err(format!("block {block} was routed within another's experts"));
+        }
         let Some(indices) = self.indices.get_mut(&block) else {
             return Ok(());
         };
+        let slot_of = |&expert: &i32| {
+            let slot = self.arena.slot(block, expert);
+            slot.ok_or_else(|| format!("expert {expert} of block {block} has no slot"))
+        };
+        let slots: Vec<u32> = experts.iter().map(slot_of).collect::<Result<_, _>>()?;
+        indices.lowest = slots.iter().copied().min().unwrap_or(0);
+        let lowest = indices.lowest;
+        let span = slots
+            .iter()
+            .copied()
+            .max()
+            .map_or(0, |last| last - lowest + 1);
+        indices.span = span as usize;
         indices.slots.clear();
+        // Slots of one arena: their distances are far below 2^31.
+        let near = |slot: u32| i32::try_from(slot - lowest).unwrap_or(i32::MAX);
+        indices.slots.extend(slots.into_iter().map(near));
         indices.experts.clear();
         indices.experts.extend_from_slice(experts);
         indices.top_k = top_k;
         indices.tokens = tokens;
-        indices.end = 0;
-        for &expert in experts {
-            let slot = self
-                .arena
-                .slot(block, expert)
-                .and_then(|slot| i32::try_from(slot).ok())
-                .ok_or_else(|| format!("expert {expert} of block {block} has no slot"))?;
-            indices.end = indices.end.max(i64::from(slot) + 1);
-            indices.slots.push(slot);
-        }
         set_indices(&mut indices.tensor, &mut indices.slots, top_k);
         let first = self.stands.iter().position(|s| s.block == block);
         let first = first.unwrap_or(self.stands.len());
@@ -229,10 +247,14 @@ impl Rebinder {
         self.splitter.use_threads(pool, threads);
     }
 
-    /// Whether the graph should be cut after `node`, because the next node needs bytes that are
-    /// still on their way and everything up to here can be computed meanwhile. Wrong answers cost
+    /// Whether the graph should be cut after `node`: because the next node needs bytes that are
+    /// still on their way and everything up to here can be computed meanwhile, or to be told that
+    /// it was passed. Wrong answers cost
     /// overlap only: [`Self::meet`] waits in any case.
     pub(super) fn cuts_after(&mut self, node: &sys::ggml_tensor) -> bool {
+        if std::mem::take(&mut self.cut_to_restore) {
+            return true;
+        }
         let Some(next) = self.stands.get(self.coming.start) else {
             return false;
         };
@@ -252,11 +274,18 @@ impl Rebinder {
     /// Is asked about each node, always before it is computed, so no wait can be at the wrong
     /// place. A node that uses expert weights is pointed at the arena; its bytes are waited for
     /// here, or together with those of the whole layer.
-    pub(super) fn meet(&mut self, node: &mut sys::ggml_tensor) -> Result<(), String> {
+    ///
+    /// A decode that is not `sound` any more waits for nothing, but its nodes are pointed at memory
+    /// that goes with their indices all the same: some may still be computed.
+    pub(super) fn meet(&mut self, node: &mut sys::ggml_tensor, sound: bool) -> Result<(), String> {
+        let bound = self.bind(node)?;
+        if !sound {
+            return Ok(());
+        }
         if self.splitter.is_collecting() && !self.splitter.collect(node) {
             return self.give_up_splitting("the layer is too long");
         }
-        let Some(at) = self.bind(node)? else {
+        let Some(at) = bound else {
             return Ok(());
         };
         if self.coming.contains(&at) {
@@ -272,9 +301,16 @@ impl Rebinder {
             return self.arena.wait(block, &self.stands[at].tensor);
         }
         if self.coming.is_empty() {
+            self.cut_to_restore = self.stands.last().is_some_and(|last| last.block == block);
             return self.compute_split(block);
         }
         Ok(())
+    }
+
+    /// Is told that the scheduler has computed, or passed over, everything that it asked about: nodes
+    /// that were computed here get back what they do, before anybody builds or reuses a graph.
+    pub(super) fn passed(&mut self) {
+        self.splitter.restore();
     }
 
     /// Is asked about each node of a decode whose routing nobody asks for: points one that uses
@@ -310,6 +346,7 @@ impl Rebinder {
             slots: &indices.slots,
             experts: &indices.experts,
             choice: &indices.choice,
+            table: &raw const *indices.tensor,
         };
         if let Err(Unsplittable(why)) = self.splitter.plan(&routing) {
             return self.give_up_splitting(&why);
@@ -369,7 +406,9 @@ impl Rebinder {
     /// Ends a decode. Says what is wrong when nodes were computed that were to be computed here.
     pub(super) fn end(&mut self) -> Option<String> {
         let open = self.splitter.is_collecting();
+        self.splitter.stop();
         self.splitter.restore();
+        self.cut_to_restore = false;
         open.then(|| "the graph ended within a layer's experts".to_owned())
     }
 
@@ -411,12 +450,11 @@ impl Rebinder {
             indices.tensor.name = selection.name;
             node.src[0] = &raw mut *stand.weights;
         }
-        stand.weights.data = stand.window.address as *mut c_void;
-        stand.weights.ne[2] = indices.end;
-        stand.weights.nb[3] = stand
-            .window
-            .stride_bytes
-            .saturating_mul(usize::try_from(indices.end).unwrap_or(usize::MAX));
+        let window = stand.window;
+        let first = window.address + indices.lowest as usize * window.stride_bytes;
+        stand.weights.data = first as *mut c_void;
+        stand.weights.ne[2] = as_i64(indices.span);
+        stand.weights.nb[3] = window.stride_bytes * indices.span;
         node.src[2] = &raw mut *indices.tensor;
         Ok(Some(at))
     }

@@ -135,7 +135,9 @@ impl<'m> Session<'m> {
 
     /// Decodes the largest micro-batch and forgets it, before routing is handed to a sink: buffers get
     /// their memory now, so that what is measured as free stays free when the first long prompt
-    /// comes. No expert is read or computed for it.
+    /// comes. No expert is read or computed for it. Where experts are in slots, ggml's list of rows
+    /// by expert becomes longer later, by 8 bytes for each row and each slot between the first and the
+    /// last in use; little of it is touched.
     ///
     /// # Errors
     /// As [`Self::decode`].

@@ -43,6 +43,8 @@ pub(super) struct Routing<'a> {
     pub(super) experts: &'a [i32],
     /// Name of the tensor that selects the experts.
     pub(super) choice: &'a str,
+    /// The table of slots that multiplications by expert read.
+    pub(super) table: *const Tensor,
 }
 
 /// Computes layers in groups of rows.
@@ -55,6 +57,8 @@ pub(super) struct Splitter {
     saved: Vec<u64>,
     /// Operands and results of one group: see [`Self::lay_out`].
     tensors: Vec<Tensor>,
+    /// The part of each step's weights that the group needs.
+    weights: Vec<Tensor>,
     scratch: Vec<u64>,
     slots: Vec<i32>,
     experts: Vec<i32>,
@@ -72,6 +76,7 @@ impl Splitter {
             externals: Vec::new(),
             saved: Vec::new(),
             tensors: Vec::new(),
+            weights: Vec::new(),
             scratch: Vec::new(),
             slots: Vec::new(),
             experts: Vec::new(),
@@ -165,13 +170,16 @@ impl Splitter {
     /// # Errors
     /// In words, when ggml fails.
     pub(super) fn compute(&mut self, rows: &[usize], routing: &Routing<'_>) -> Result<(), String> {
+        let slots = || rows.iter().map(|&row| routing.slots[row]);
+        let lowest = slots().min().unwrap_or(0);
+        let span = slots().max().unwrap_or(0) - lowest + 1;
         self.slots.clear();
+        self.slots.extend(slots().map(|slot| slot - lowest));
         self.experts.clear();
-        for &row in rows {
-            self.slots.push(routing.slots[row]);
-            self.experts.push(routing.experts[row]);
-        }
+        self.experts
+            .extend(rows.iter().map(|&row| routing.experts[row]));
         self.lay_out(rows, routing.top_k);
+        self.lay_out_weights(lowest, span);
         self.link();
         let first = 2 + self.externals.len();
         let results = self.tensors[first..]
@@ -237,12 +245,38 @@ impl Splitter {
         }
     }
 
+    /// Makes each step's weights, where it has any, a tensor of the slots that the group uses: ggml
+    /// does some work for every expert of a tensor.
+    fn lay_out_weights(&mut self, lowest: i32, span: i32) {
+        self.weights.clear();
+        for step in &self.steps {
+            let mut weights = blank();
+            if let Operand::Weights(whole) = step.operands[0] {
+                // SAFETY: the weights of a node of the graph that is being scheduled, which reach as
+                // far as the routing's slots.
+                weights = unsafe { *whole };
+                let stride = weights.nb[2];
+                let skip = stride * usize::try_from(lowest).unwrap_or(0);
+                weights.data = weights
+                    .data
+                    .cast::<u8>()
+                    .wrapping_add(skip)
+                    .cast::<c_void>();
+                weights.ne[2] = i64::from(span);
+                weights.nb[3] = stride * usize::try_from(span).unwrap_or(0);
+            }
+            self.weights.push(weights);
+        }
+    }
+
     /// Points the tensors at each other, now that they stay where they are.
     fn link(&mut self) {
         let base = self.tensors.as_mut_ptr();
+        let weights = self.weights.as_mut_ptr();
         let first = 2 + self.externals.len();
         for (index, step) in self.steps.iter().enumerate() {
-            // SAFETY: `lay_out` made two lists, one tensor an external and one a step.
+            // SAFETY: `lay_out` made two lists, one tensor an external and one a step, and
+            // `lay_out_weights` one a step.
             unsafe {
                 let tensor = &mut *base.add(first + index);
                 for (source, operand) in tensor.src.iter_mut().zip(step.operands) {
@@ -252,6 +286,7 @@ impl Splitter {
                         Operand::External(at) => base.add(2 + at),
                         Operand::Slots => base,
                         Operand::Experts => base.add(1),
+                        Operand::Weights(_) => weights.add(index),
                         Operand::Whole(whole) => whole,
                     };
                 }
@@ -290,13 +325,13 @@ impl Splitter {
         }
     }
 
-    /// Gives the nodes back what they do. Called when the decode has ended, with its graph still
-    /// in place.
+    /// Gives the nodes back what they do. Called when the scheduler has passed them, or when the
+    /// decode has ended, with its graph still in place.
     pub(super) fn restore(&mut self) {
-        self.collecting = false;
         for (mut node, op) in self.silenced.drain(..) {
-            // SAFETY: the graph of the decode that has just ended stays in memory until llama.cpp
-            // builds the next one, and nothing else uses it now.
+            // SAFETY: a node of the graph that is being computed, or of the decode that has just
+            // ended: it stays in memory until llama.cpp builds the next one, and nothing else uses
+            // it now.
             unsafe { node.as_mut() }.op = op;
         }
     }

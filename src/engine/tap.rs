@@ -268,13 +268,13 @@ impl Tap {
                 }
                 if let Some(rebinder) = &mut self.rebinder {
                     // What was poisoned before must not be waited for again and again.
-                    if !self.poison.is_set()
-                        && let Err(cause) = if self.watching {
-                            rebinder.meet(node)
-                        } else {
-                            rebinder.meet_at_home(node)
-                        }
-                    {
+                    let sound = !self.poison.is_set();
+                    let met = if self.watching {
+                        rebinder.meet(node, sound)
+                    } else {
+                        rebinder.meet_at_home(node)
+                    };
+                    if let (true, Err(cause)) = (sound, met) {
                         self.poison.set(cause);
                     }
                     if self.watching && rebinder.cuts_after(node) {
@@ -343,8 +343,12 @@ impl Tap {
         multiplies
     }
 
-    /// Reads a router output and hands it on. False stops the scheduler's loop.
+    /// Is told that everything up to this node was computed. Reads a router's output and hands it on.
+    /// False stops the scheduler's loop.
     fn deliver(&mut self, node: &sys::ggml_tensor) -> bool {
+        if let Some(rebinder) = &mut self.rebinder {
+            rebinder.passed();
+        }
         let Some(block) = block_of(name_of(node), self.learned.router_prefix.as_bytes()) else {
             return true;
         };

@@ -151,6 +151,14 @@ impl Feeder {
     }
 }
 
+impl Feeder {
+    /// Leaves out what was waited until now: stalls are those of tokens that are generated one by one,
+    /// and a prompt's would be booked on the first of them.
+    fn forget_waits(&mut self) {
+        self.waited_ns = self.store.waited_ns().unwrap_or(0);
+    }
+}
+
 impl RouteSink for Feeder {
     fn watches(&mut self, pass: Pass) -> bool {
         let may_miss = pass == Pass::Next && self.recorder.is_none();
@@ -195,6 +203,8 @@ impl RouteSink for Feeder {
         self.store.release();
         if pass == Pass::Next {
             self.settle(tokens, since_last_ns);
+        } else {
+            self.forget_waits();
         }
         self.last = None;
         if let Some(recorder) = &mut self.recorder {
@@ -211,6 +221,7 @@ impl RouteSink for Feeder {
 
     fn abandoned(&mut self) {
         self.store.release();
+        self.forget_waits();
         self.last = None;
         if let Some(recorder) = &mut self.recorder {
             recorder.abandon_batch();

@@ -125,8 +125,9 @@ impl StoreError {
     }
 }
 
-/// A place where experts live. `fetch` is called by the engine's thread only, everything else by the
-/// governor's; neither waits for the other.
+/// A place where experts live. `fetch`, `is_complete` and `release` are called by the engine's thread
+/// only, everything else by the governor's. The governor never waits for the engine; the engine may wait
+/// for an expert that the governor is loading.
 pub trait ExpertStore: Send + Sync + std::fmt::Debug {
     /// Makes one layer's routed experts available, or starts to. `experts` are distinct.
     ///

@@ -189,6 +189,144 @@ fn a_context_goes_on_after_a_decode_that_failed() {
     assert_eq!(forced_hash(&mut rig.session, &tokens[..6]), stock);
 }
 
+/// A prompt of several micro-batches, of which llama.cpp computes the later ones with the graph of the
+/// first, and on more threads than one.
+#[test]
+fn micro_batches_that_share_a_graph_give_stock_bits() {
+    let Some(loaded) = support::loaded("micro_batches_that_share_a_graph_give_stock_bits") else {
+        return;
+    };
+    let tokens = loaded.tokens(102);
+    for n_ubatch in [16, 64] {
+        let options = |policy, store, limit_bytes| {
+            let mut options = loaded.rig_options(policy, limit_bytes, NEVER);
+            options.engine.n_ubatch = n_ubatch;
+            options.engine.threads = 2;
+            options.store = store;
+            options
+        };
+        let assemble = |options| {
+            Rig::assemble(loaded.model, loaded.map, options, &mut |_, _| {}).expect("rig")
+        };
+        let mut plain = assemble(options(PolicyKind::Off, StoreKind::Mapped, None));
+        let stock = bits(&mut plain, &tokens, 4);
+        let limit = loaded.map.shape().total_bytes() / 5;
+        let mut rig = assemble(options(PolicyKind::Lru, StoreKind::Direct, Some(limit)));
+        assert_eq!(bits(&mut rig, &tokens, 4), stock, "{n_ubatch}");
+        let used = rig.session.arena_use().expect("an arena");
+        assert!(used.split_layers > 0, "{n_ubatch}: {used:?}");
+    }
+}
+
+/// One read fails, the decode is given up, and the rest of the expert arrives later.
+#[test]
+fn an_expert_that_lacks_a_part_never_becomes_resident() {
+    let Some(loaded) = support::loaded("an_expert_that_lacks_a_part_never_becomes_resident") else {
+        return;
+    };
+    let how = DirectOptions {
+        fault: Some(Fault::ReadErrorOnce),
+        ..DirectOptions::default()
+    };
+    let shape = loaded.map.shape();
+    let limit = Some(shape.total_bytes() / 5);
+    let mut rig = direct(&loaded, PolicyKind::Fetch, limit, NEVER, how);
+    let store = Arc::clone(rig.store.as_ref().expect("store"));
+    let residence = |id: ExpertId| {
+        let mut all = vec![Residence::Absent; shape.total_experts()];
+        store.residence_into(&mut all);
+        all[id.index()]
+    };
+    let layer = shape.layers() - 1;
+    let absent = |id: &ExpertId| residence(*id) == Residence::Absent;
+    let wanted: Vec<ExpertId> = (0..shape.experts_in(layer))
+        .map(|index| shape.id(layer, index))
+        .filter(absent)
+        .take(2)
+        .collect();
+    let [whole, lacking] = wanted[..] else {
+        panic!("two experts that are not resident: {wanted:?}");
+    };
+    store.fetch(&wanted).expect("fetch");
+    for _ in 0..100 {
+        std::thread::sleep(Duration::from_millis(2));
+        store.fetch(&[]).expect("fetch");
+    }
+    assert_eq!(residence(whole), Residence::Transit);
+    assert_eq!(residence(lacking), Residence::Absent);
+    let tokens = loaded.tokens(102);
+    let stock = bits(&mut loaded.rig(PolicyKind::Off, None, TICK), &tokens, 4);
+    assert_eq!(bits(&mut rig, &tokens, 4), stock);
+}
+
+#[test]
+fn a_load_that_panics_does_not_leave_the_engine_waiting() {
+    let name = "a_load_that_panics_does_not_leave_the_engine_waiting";
+    let Some(loaded) = support::loaded(name) else {
+        return;
+    };
+    let how = DirectOptions {
+        fault: Some(Fault::LoaderPanic),
+        ..DirectOptions::default()
+    };
+    let mut rig = direct(&loaded, PolicyKind::Fetch, Some(0), NEVER, how);
+    let store = Arc::clone(rig.store.as_ref().expect("store"));
+    let expert = loaded.map.shape().id(1, 3);
+    let pinned = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| store.pin(expert)));
+    assert!(pinned.is_err(), "{pinned:?}");
+    // A prompt that is routed to every expert of the layer.
+    match rig.session.decode(&loaded.tokens(100)) {
+        Err(EngineError::Poisoned(cause)) => {
+            assert!(cause.contains("can no longer be read"), "{cause}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Everything is at home most of the time, and nobody asks for routing then; capacity that falls a
+/// third takes many away in the middle of it.
+#[test]
+fn decodes_at_home_bear_capacity_that_comes_and_goes() {
+    let Some(loaded) = support::loaded("decodes_at_home_bear_capacity_that_comes_and_goes") else {
+        return;
+    };
+    let tokens = loaded.tokens(102);
+    let stock = bits(&mut loaded.rig(PolicyKind::Off, None, TICK), &tokens, 24);
+    let shape = loaded.map.shape();
+    let all = shape.total_bytes();
+    let how = DirectOptions::default();
+    let mut rig = direct(&loaded, PolicyKind::Fetch, Some(all), NEVER, how);
+    let store = Arc::clone(rig.store.as_ref().expect("store"));
+    let done = AtomicBool::new(false);
+    let mut falls = 0_u64;
+    std::thread::scope(|scope| {
+        let disturbing = scope.spawn(|| {
+            let mut falls = 0_u64;
+            while !done.load(Relaxed) {
+                store.set_capacity(all);
+                for index in 0..shape.total_experts() {
+                    store.warm(ExpertId(u32::try_from(index).expect("small")));
+                }
+                std::thread::sleep(Duration::from_millis(60));
+                store.set_capacity(all / 100 * 60);
+                falls += 1;
+                std::thread::sleep(Duration::from_millis(30));
+            }
+            falls
+        });
+        for round in 0..6 {
+            assert_eq!(bits(&mut rig, &tokens, 24), stock, "round {round}");
+        }
+        done.store(true, Relaxed);
+        falls = disturbing.join().expect("the disturbing thread");
+    });
+    let used = rig.session.arena_use().expect("an arena");
+    assert!(
+        falls > 5 && used.home_decodes > 10 && used.split_layers > 10,
+        "{falls} {used:?}"
+    );
+}
+
 /// Capacity jumps between next to nothing and everything, and experts are pinned and unpinned at
 /// random, while the engine decodes. `HOTPIN_SOAK_TOKENS` makes it longer.
 #[test]

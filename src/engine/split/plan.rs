@@ -21,6 +21,8 @@ pub(super) enum Operand {
     Slots,
     /// The rows' experts.
     Experts,
+    /// Weights of all experts, looked up by the rows' slots.
+    Weights(*mut Tensor),
     /// A tensor that is the same for all rows.
     Whole(*mut Tensor),
 }
@@ -124,6 +126,8 @@ impl Planner<'_> {
         };
         if computes_nothing {
             self.view(node, &mut step)?;
+        } else if !node.view_src.is_null() {
+            return Err("writes into another tensor");
         } else if !works_by_row(node.op, &operands) {
             return Err("is not known to work row by row");
         }
@@ -144,17 +148,21 @@ impl Planner<'_> {
             let step = self.steps.iter().position(|s| s.node.as_ptr() == source);
             *operand = match (step, node.op, index) {
                 (Some(step), ..) => Operand::Step(step),
-                (None, sys::GGML_OP_MUL_MAT_ID, 2) => Operand::Slots,
+                (None, sys::GGML_OP_MUL_MAT_ID, 2) => {
+                    if !std::ptr::eq(source, self.routing.table) {
+                        return Err("uses weights that are not in slots");
+                    }
+                    Operand::Slots
+                }
                 (None, sys::GGML_OP_ADD_ID, 2) => {
                     if name_of(tensor) != self.routing.choice.as_bytes() {
                         return Err("is selected by something else");
                     }
                     Operand::Experts
                 }
-                // Weights and biases are looked up by expert.
-                (None, sys::GGML_OP_MUL_MAT_ID, 0) | (None, sys::GGML_OP_ADD_ID, 1) => {
-                    Operand::Whole(source)
-                }
+                (None, sys::GGML_OP_MUL_MAT_ID, 0) => Operand::Weights(source),
+                // Biases are looked up by expert.
+                (None, sys::GGML_OP_ADD_ID, 1) => Operand::Whole(source),
                 (None, sys::GGML_OP_MUL_MAT_ID, 1) if self.has_rows(tensor) => {
                     self.external(source, tensor)
                 }
@@ -215,8 +223,10 @@ fn works_by_row(op: sys::ggml_op, operands: &[Operand; MOST_OPERANDS]) -> bool {
     let [first, second, third] = operands;
     let rows = |operand: &Operand| matches!(operand, Operand::Step(_) | Operand::External(_));
     let same_for_all = |operand: &Operand| match operand {
+        // What the graph computes may be overwritten before the last group.
         // SAFETY: as in `Planner::operands`.
-        Operand::Whole(tensor) => unsafe { tensor.as_ref() }.is_some_and(is_one_row),
+        Operand::Whole(tensor) => unsafe { tensor.as_ref() }
+            .is_some_and(|tensor| tensor.op == sys::GGML_OP_NONE && is_one_row(tensor)),
         _ => false,
     };
     match op {

@@ -67,8 +67,9 @@ impl Runner {
             }
             let mut plan = sys::ggml_graph_plan(graph.as_ptr(), threads, pool.as_ptr());
             let needed = plan.work_size + ALIGN;
-            if self.work.len() < needed {
-                self.work.resize(needed, 0);
+            // Nobody reads what is in it before: it need not be zeroed.
+            if self.work.capacity() < needed {
+                self.work = Vec::with_capacity(needed);
             }
             let skip = self.work.as_ptr().align_offset(ALIGN);
             plan.work_data = self.work.as_mut_ptr().add(skip);

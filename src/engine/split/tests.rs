@@ -132,13 +132,15 @@ impl Layer {
         }
     }
 
-    fn routing(&self) -> Routing<'static> {
+    fn routing(&self) -> Routing<'_> {
         Routing {
             top_k: TOP_K,
             tokens: self.tokens,
             slots: &CHOICES[..self.tokens * TOP_K],
             experts: &CHOICES[..self.tokens * TOP_K],
             choice: "topk-0",
+            // SAFETY: a node of the layer's graph.
+            table: unsafe { self.nodes()[self.first].as_ref() }.src[2],
         }
     }
 

@@ -11,6 +11,17 @@ use std::ptr::NonNull;
 /// Size of a huge page; boundaries of locked ranges lie at multiples, so that none is split.
 const HUGE_BYTES: usize = 2 << 20;
 
+/// State of a huge page's range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Page {
+    /// Nothing in it was used since it last had no memory.
+    Empty,
+    /// It has memory, which may be swapped out.
+    Touched,
+    /// It has memory that stays.
+    Locked,
+}
+
 /// Slots of one size.
 #[derive(Debug)]
 pub(super) struct Arena {
@@ -21,8 +32,10 @@ pub(super) struct Arena {
     base: usize,
     slot_bytes: usize,
     slots: usize,
-    /// Bytes from `base` on that are locked.
-    locked_bytes: usize,
+    /// What is known of each huge page from `base` on.
+    pages: Vec<Page>,
+    /// Those that are not empty.
+    taken: usize,
     /// Why locking stopped, when it did.
     lock_error: Option<Errno>,
 }
@@ -69,7 +82,8 @@ impl Arena {
             base,
             slot_bytes,
             slots,
-            locked_bytes: 0,
+            pages: vec![Page::Empty; (slot_bytes * slots).div_ceil(HUGE_BYTES)],
+            taken: 0,
             lock_error: None,
         })
     }
@@ -88,29 +102,49 @@ impl Arena {
         self.slots
     }
 
-    /// Locks slots `0..=slot`, huge page by huge page, until the system refuses.
-    pub(super) fn lock_up_to(&mut self, slot: u32) {
-        let end = ((slot as usize + 1) * self.slot_bytes).next_multiple_of(HUGE_BYTES);
-        if self.lock_error.is_some() || end <= self.locked_bytes {
-            return;
+    /// Takes a slot into use: its memory counts from now on. With `lock` it is locked as well, huge
+    /// page by huge page, until the system refuses; what was locked by then stays so.
+    pub(super) fn take(&mut self, slot: u32, lock: bool) {
+        for page in self.pages_of(slot) {
+            if self.pages[page] == Page::Empty {
+                self.pages[page] = Page::Touched;
+                self.taken += 1;
+            }
+            if lock && self.pages[page] == Page::Touched && self.lock_error.is_none() {
+                self.lock(page);
+            }
         }
-        let start = self.base + self.locked_bytes;
+    }
+
+    fn lock(&mut self, page: usize) {
+        let address = (self.base + page * HUGE_BYTES) as *const libc::c_void;
         // SAFETY: inside our own mapping, which has room for a huge page beyond the last slot.
-        let code = unsafe { libc::mlock(start as *const libc::c_void, end - self.locked_bytes) };
-        match Errno::result(code) {
-            Ok(_) => self.locked_bytes = end,
+        match Errno::result(unsafe { libc::mlock(address, HUGE_BYTES) }) {
+            Ok(_) => self.pages[page] = Page::Locked,
             Err(errno) => {
                 // The kernel marks the range before it fails.
                 // SAFETY: as above.
-                unsafe { libc::munlock(start as *const libc::c_void, end - self.locked_bytes) };
+                unsafe { libc::munlock(address, HUGE_BYTES) };
                 self.lock_error = Some(errno);
             }
         }
     }
 
+    /// The huge pages that a slot has a part in.
+    fn pages_of(&self, slot: u32) -> std::ops::Range<usize> {
+        let start = slot as usize * self.slot_bytes;
+        start / HUGE_BYTES..(start + self.slot_bytes).div_ceil(HUGE_BYTES)
+    }
+
     /// Whether the slot's memory is locked.
     pub(super) fn is_locked(&self, slot: u32) -> bool {
-        (slot as usize + 1) * self.slot_bytes <= self.locked_bytes
+        let mut pages = self.pages_of(slot);
+        pages.all(|page| self.pages[page] == Page::Locked)
+    }
+
+    /// Bytes of memory that slots have been given.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        (self.taken * HUGE_BYTES) as u64
     }
 
     /// Why not everything is locked.
@@ -120,11 +154,13 @@ impl Arena {
 
     /// Unlocks everything, for good.
     pub(super) fn unlock(&mut self) {
-        if self.locked_bytes > 0 {
-            // SAFETY: our own mapping.
-            unsafe { libc::munlock(self.base as *const libc::c_void, self.locked_bytes) };
+        // SAFETY: our own mapping.
+        unsafe { libc::munlock(self.mapping.as_ptr(), self.mapped_bytes) };
+        for page in &mut self.pages {
+            if *page == Page::Locked {
+                *page = Page::Touched;
+            }
         }
-        self.locked_bytes = 0;
         self.lock_error.get_or_insert(Errno::EPERM);
     }
 
@@ -154,14 +190,15 @@ impl Arena {
         }
         let (address, len) = ((self.base + start) as *mut libc::c_void, end - start);
         // SAFETY: whole pages of our own mapping that hold no expert, and no read into them is under
-        // way.
+        // way. Locked pages cannot be given back.
         unsafe {
-            if self.locked_bytes > start {
-                libc::munlock(address, len);
-            }
+            libc::munlock(address, len);
             libc::madvise(address, len, libc::MADV_DONTNEED);
         }
-        self.locked_bytes = self.locked_bytes.min(start);
+        for page in &mut self.pages[start / HUGE_BYTES..end / HUGE_BYTES] {
+            self.taken -= usize::from(*page != Page::Empty);
+            *page = Page::Empty;
+        }
     }
 }
 

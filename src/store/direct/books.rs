@@ -18,9 +18,9 @@ const NO_SLOT: u32 = u32::MAX;
 /// No expert is in a slot.
 const NO_EXPERT: u32 = u32::MAX;
 
-/// Experts moved in one go to make the arena shorter: the lock is held meanwhile, half a millisecond
-/// for each of some MB.
-const MOST_MOVES: usize = 32;
+/// Bytes moved in one go, unless one expert has more: the lock is held meanwhile, about a millisecond
+/// for 8 MB.
+const MOST_MOVED_BYTES: usize = 96 << 20;
 
 /// What is in an expert's slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -239,9 +239,7 @@ impl Books {
             pool.owners.push(NO_EXPERT);
             fresh
         });
-        if self.may_pin {
-            pool.arena.lock_up_to(slot);
-        }
+        pool.arena.take(slot, self.may_pin);
         pool.used += 1;
         pool.owners[slot as usize] = id.0;
         self.slots[id.index()] = slot;
@@ -315,10 +313,10 @@ impl Books {
     /// slots in front. Only whole runs at the end are given back, since the memory of a part of a
     /// huge page stays with it.
     fn shorten(&mut self, class: usize) {
-        let pool = &mut self.pools[class];
-        let mut moves = MOST_MOVES;
-        let before = pool.next;
-        while pool.next as usize > pool.budget {
+        let mut moves = self.most_moves(class, MOST_MOVED_BYTES);
+        let before = self.pools[class].next;
+        while self.pools[class].next as usize > self.pools[class].budget {
+            let pool = &mut self.pools[class];
             let last = pool.next - 1;
             let owner = pool.owners[last as usize];
             if owner != NO_EXPERT {
@@ -332,24 +330,35 @@ impl Books {
                     break;
                 };
                 moves -= 1;
+                pool.arena.take(to, self.may_pin);
                 pool.arena.copy(last, to);
                 pool.owners[to as usize] = owner;
                 self.slots[index] = to;
+                if !pool.arena.is_locked(to) {
+                    self.unpin(expert_id(index));
+                }
             }
+            let pool = &mut self.pools[class];
             pool.free.remove(&last);
             pool.owners.pop();
             pool.next = last;
         }
+        let pool = &mut self.pools[class];
         if pool.next < before {
             pool.arena.release_from(pool.next, before);
         }
     }
 
-    /// Bytes of memory in all slots that have some.
+    /// Experts of a class that may be moved in one go, for so many bytes: one at least.
+    fn most_moves(&self, class: usize, bytes: usize) -> usize {
+        (bytes / self.pools[class].arena.slot_bytes().max(1)).max(1)
+    }
+
+    /// Bytes of memory that slots have been given.
     pub(super) fn memory_bytes(&self) -> u64 {
         self.pools
             .iter()
-            .map(|pool| u64::from(pool.next) * pool.arena.slot_bytes() as u64)
+            .map(|pool| pool.arena.memory_bytes())
             .sum()
     }
 

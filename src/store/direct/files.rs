@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 /// Alignment where the kernel does not tell one: larger than any logical block in use.
 const UNKNOWN_ALIGN_BYTES: usize = 4096;
@@ -48,6 +49,8 @@ pub(super) struct ModelFiles {
     pub(super) align: usize,
     /// Why reads go through the page cache, when they do.
     pub(super) not_direct: Option<String>,
+    /// That a file is not what was opened any more: then nothing that was read can be trusted.
+    unsound: OnceLock<String>,
 }
 
 impl ModelFiles {
@@ -64,6 +67,7 @@ impl ModelFiles {
                         shards,
                         align,
                         not_direct: None,
+                        unsound: OnceLock::new(),
                     };
                     match files.try_read() {
                         Ok(()) => return Ok(files),
@@ -79,6 +83,7 @@ impl ModelFiles {
             shards: Self::open_with(shards, 0)?,
             align: 1,
             not_direct: Some(refused),
+            unsound: OnceLock::new(),
         })
     }
 
@@ -120,20 +125,32 @@ impl ModelFiles {
             .try_for_each(|s| s.file.read_at(block, 0).map(drop))
     }
 
-    /// Fails when a shard has changed since it was opened.
+    /// Fails when a shard has changed since it was opened, and from then on for good.
     ///
     /// # Errors
     /// In words for the user.
     pub(super) fn check_unchanged(&self, shard: usize) -> Result<(), String> {
         let file = &self.shards[shard];
-        match Stamp::of(&file.file) {
-            Ok(stamp) if stamp == file.stamp => Ok(()),
-            Ok(_) => Err(format!(
-                "{} has changed while it was in use; start again",
-                file.path.display()
-            )),
-            Err(error) => Err(format!("{}: {error}", file.path.display())),
+        let found = Stamp::of(&file.file);
+        if found.as_ref().is_ok_and(|stamp| *stamp == file.stamp) {
+            return self.still_sound();
         }
+        let path = file.path.display();
+        let cause = match found {
+            Ok(_) => format!("{path} has changed while it was in use; start again"),
+            Err(error) => format!("{path}: {error}"),
+        };
+        Err(self.unsound.get_or_init(|| cause).clone())
+    }
+
+    /// Fails when a change was noticed.
+    ///
+    /// # Errors
+    /// In words for the user.
+    pub(super) fn still_sound(&self) -> Result<(), String> {
+        self.unsound
+            .get()
+            .map_or(Ok(()), |cause| Err(cause.clone()))
     }
 }
 

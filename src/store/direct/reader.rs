@@ -52,6 +52,8 @@ pub(super) struct Reader {
     flight: [Option<Read>; MOST_IN_FLIGHT],
     in_flight: usize,
     fault: Option<Fault>,
+    /// Whether a fault that happens once has happened.
+    failed: bool,
 }
 
 impl std::fmt::Debug for Reader {
@@ -90,6 +92,7 @@ impl Reader {
             flight: [None; MOST_IN_FLIGHT],
             in_flight: 0,
             fault: options.fault,
+            failed: false,
         };
         (reader, refused)
     }
@@ -117,7 +120,12 @@ impl Reader {
             return Ok(());
         };
         let mut pushed = false;
-        while self.in_flight < MOST_IN_FLIGHT {
+        let most = if self.fault == Some(Fault::ReadErrorOnce) {
+            1
+        } else {
+            MOST_IN_FLIGHT
+        };
+        while self.in_flight < most {
             let Some(read) = self.queue.pop_front() else {
                 break;
             };
@@ -185,12 +193,16 @@ impl Reader {
                 continue;
             };
             self.in_flight -= 1;
+            let fails_now = self.fault == Some(Fault::ReadErrorOnce) && self.fails_now(&read);
             let result = match self.fault {
                 Some(Fault::ShortRead) => result / 2,
                 Some(Fault::ReadError) => -libc::EIO,
+                Some(Fault::ReadErrorOnce) if fails_now => -libc::EIO,
                 _ => result,
             };
             let result = match usize::try_from(result) {
+                // Interrupted, or too early: asked for again.
+                Err(_) if matches!(-result, libc::EINTR | libc::EAGAIN) => self.read_now(&read, 0),
                 Err(_) => Err(self.describe(&read, &io::Error::from_raw_os_error(-result))),
                 Ok(got) if got >= read.least && self.fault != Some(Fault::EarlyEnd) => Ok(()),
                 // Short: the rest is read at once. Rare enough to wait for.
@@ -201,6 +213,18 @@ impl Reader {
                 result,
             });
         }
+    }
+
+    /// Whether the one read that is to fail is this one: the first part of an expert of which others
+    /// are still to come, when no other first part is waited for.
+    fn fails_now(&mut self, read: &Read) -> bool {
+        let (id, part) = read.owner;
+        let fails = !self.failed
+            && part == 0
+            && self.queue.iter().any(|other| other.owner.0 == id)
+            && self.queue.iter().all(|other| other.owner.1 != 0);
+        self.failed |= fails;
+        fails
     }
 
     /// Reads what is missing of a read of which `got` bytes are there.

@@ -5,8 +5,8 @@
 use super::{Books, NO_EXPERT, NO_SLOT, State, expert_id};
 use hotpin_controllers::ExpertId;
 
-/// Experts brought home in one go; the lock is held meanwhile.
-const MOST_HOMECOMINGS: usize = 4;
+/// Bytes of experts brought home in one go, unless one has more; the lock is held meanwhile.
+const MOST_HOMECOMING_BYTES: usize = 12 << 20;
 
 impl Books {
     /// The slot that is an expert's own.
@@ -57,7 +57,7 @@ impl Books {
         if self.held || pool.budget < pool.arena.slots() {
             return;
         }
-        let mut left = MOST_HOMECOMINGS;
+        let mut left = self.most_moves(class, MOST_HOMECOMING_BYTES);
         for index in 0..self.states.len() {
             if left == 0 {
                 break;
@@ -73,6 +73,11 @@ impl Books {
         matches!(self.states[index], State::Transit | State::Pinned) && !self.spared[index]
     }
 
+    /// Whether an expert may be in a slot: a pinned one stays in locked memory.
+    fn may_be_in(&self, class: usize, index: usize, slot: u32) -> bool {
+        self.states[index] != State::Pinned || self.pools[class].arena.is_locked(slot)
+    }
+
     fn go_home(&mut self, class: usize, index: usize) -> bool {
         let (from, to) = (self.slots[index], self.homes[index]);
         if from == NO_SLOT || from == to || !self.rests(index) {
@@ -83,7 +88,10 @@ impl Books {
         match owner {
             Some(owner) if owner != NO_EXPERT => {
                 let other = owner as usize;
-                if !self.rests(other) {
+                if !self.rests(other)
+                    || !self.may_be_in(class, index, to)
+                    || !self.may_be_in(class, other, from)
+                {
                     return false;
                 }
                 let pool = &mut self.pools[class];
@@ -93,11 +101,11 @@ impl Books {
                 self.slots[other] = from;
             }
             Some(_) => {
-                let pool = &mut self.pools[class];
-                // A pinned expert stays in locked memory.
-                if self.states[index] == State::Pinned && !pool.arena.is_locked(to) {
+                self.pools[class].arena.take(to, self.may_pin);
+                if !self.may_be_in(class, index, to) {
                     return false;
                 }
+                let pool = &mut self.pools[class];
                 pool.free.remove(&to);
                 pool.arena.copy(from, to);
                 pool.owners[from as usize] = NO_EXPERT;

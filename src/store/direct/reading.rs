@@ -1,0 +1,352 @@
+//! The engine's side: what was routed is read, and each multiplication waits for its part of it.
+
+use super::books::State;
+use super::foresight::{Foresight, MOST_OUTSTANDING};
+use super::reader::{Done, Reader};
+use super::{DirectStore, Fault, lock};
+use crate::engine::{ExpertArena, Guess, Window};
+use crate::store::Fetched;
+use crate::time::nanos;
+use hotpin_controllers::ExpertId;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+/// Missing experts of a layer up to which they are read one after the other.
+const MOST_ONE_BY_ONE: usize = 16;
+
+/// The engine's reads and what they are for.
+#[derive(Debug)]
+pub(super) struct Engine {
+    reader: Reader,
+    ended: Vec<Done>,
+    /// The experts of the layer that was routed last.
+    routed: Vec<ExpertId>,
+    /// Those of them that the governor is loading.
+    foreign: Vec<ExpertId>,
+    /// Those of them that were not there when they were routed.
+    fresh: Vec<ExpertId>,
+    /// Those of them that are to be read, and the addresses of their slots.
+    wanted: Vec<(ExpertId, usize)>,
+    /// For each part of each expert whether a read is outstanding.
+    pending: Vec<bool>,
+    /// Outstanding reads of each expert.
+    left: Vec<u8>,
+    /// Why a read failed, by expert.
+    failed: Vec<(ExpertId, String)>,
+    foresight: Foresight,
+}
+
+impl Engine {
+    pub(super) fn new(reader: Reader, experts: usize, most_parts: usize) -> Self {
+        Self {
+            reader,
+            ended: Vec::new(),
+            routed: Vec::new(),
+            foreign: Vec::new(),
+            fresh: Vec::new(),
+            wanted: Vec::new(),
+            pending: vec![false; experts * most_parts],
+            left: vec![0; experts],
+            failed: Vec::new(),
+            foresight: Foresight::default(),
+        }
+    }
+
+    fn has_failed(&self, id: ExpertId) -> bool {
+        self.failed.iter().any(|(expert, _)| *expert == id)
+    }
+}
+
+impl DirectStore {
+    /// Reads what of a layer's routed experts is not there.
+    pub(super) fn fetch_layer(&self, experts: &[ExpertId]) -> Result<Fetched, String> {
+        self.files.still_sound()?;
+        let mut engine = lock(&self.engine);
+        let engine = &mut *engine;
+        self.take_in(engine, false)?;
+        // An expert whose other reads are outstanding is dropped when they have ended, however many
+        // layers and decodes later that is.
+        let left = &engine.left;
+        engine.failed.retain(|(id, _)| left[id.index()] > 0);
+        engine.routed.clear();
+        engine.routed.extend_from_slice(experts);
+        let mut found = self.look_up(engine, experts);
+        // In the order in which they are used: a few experts are computed one by one, many part by
+        // part.
+        let wanted = std::mem::take(&mut engine.wanted);
+        let one_by_one = wanted.len() <= MOST_ONE_BY_ONE;
+        for round in wanted.chunks(if one_by_one { 1 } else { wanted.len() }) {
+            for part in 0..self.geometry.most_parts {
+                for &(id, address) in round {
+                    if part < self.geometry.parts(id) {
+                        found.bytes += self.begin_read(engine, id, part, address);
+                    }
+                }
+            }
+        }
+        engine.wanted = wanted;
+        if let Some(&(id, _)) = engine.wanted.first() {
+            engine.reader.start().map_err(|e| e.to_string())?;
+            self.check_files(self.geometry.shape.layer_of(id))?;
+        }
+        Ok(found)
+    }
+
+    /// Sorts a layer's routed experts by where they are, and gives slots to those that are absent.
+    fn look_up(&self, engine: &mut Engine, experts: &[ExpertId]) -> Fetched {
+        engine.foreign.clear();
+        engine.fresh.clear();
+        engine.wanted.clear();
+        let mut found = Fetched::default();
+        let mut books = lock(&self.books);
+        books.use_only(experts);
+        if let Some(&first) = experts.first() {
+            let layer = self.geometry.shape.layer_of(first);
+            engine.foresight.judge(layer, experts);
+        }
+        let mut absent = 0;
+        for &id in experts {
+            self.ranks.raise(id);
+            match books.state(id) {
+                State::Pinned => {
+                    found.hits += 1;
+                    found.pinned_hits += 1;
+                }
+                State::Transit => found.hits += 1,
+                State::Loading => {
+                    found.misses += 1;
+                    if engine.left[id.index()] == 0 {
+                        engine.foreign.push(id);
+                    } else {
+                        engine.fresh.push(id);
+                    }
+                }
+                State::Absent => {
+                    found.misses += 1;
+                    absent += 1;
+                    engine.fresh.push(id);
+                }
+            }
+        }
+        if let Some(&first) = engine.fresh.first() {
+            books.make_room(first, absent, &|index| self.ranks.of(index));
+        }
+        for &id in &engine.fresh {
+            if books.state(id) != State::Absent {
+                continue;
+            }
+            books.take_slot(id);
+            if let Some(address) = books.address(id) {
+                engine.wanted.push((id, address));
+            }
+        }
+        found
+    }
+
+    /// Queues a read for the engine and notes it as outstanding. Returns the slice's bytes.
+    fn begin_read(&self, engine: &mut Engine, id: ExpertId, part: usize, address: usize) -> u64 {
+        engine.pending[self.pending_at(id, part)] = true;
+        engine.left[id.index()] += 1;
+        self.queue(&mut engine.reader, id, part, address)
+    }
+
+    /// Where [`Engine::pending`] has a part of an expert.
+    fn pending_at(&self, id: ExpertId, part: usize) -> usize {
+        id.index() * self.geometry.most_parts + part
+    }
+
+    /// Takes in reads that ended.
+    fn take_in(&self, engine: &mut Engine, wait: bool) -> Result<(), String> {
+        let mut ended = std::mem::take(&mut engine.ended);
+        let reaped = engine.reader.reap(wait, &mut ended);
+        for done in ended.drain(..) {
+            let (id, part) = (ExpertId(done.owner.0), usize::from(done.owner.1));
+            engine.pending[self.pending_at(id, part)] = false;
+            engine.left[id.index()] = engine.left[id.index()].saturating_sub(1);
+            let address = lock(&self.books).address(id);
+            let taken = done.result.and_then(|()| {
+                let address = address.ok_or("its slot was lost")?;
+                self.settle(id, part, address)
+            });
+            if let Err(cause) = taken {
+                engine.failed.push((id, cause));
+            }
+            if engine.left[id.index()] > 0 {
+                continue;
+            }
+            if engine.has_failed(id) {
+                lock(&self.books).drop_expert(id);
+            } else {
+                lock(&self.books).loaded(id);
+            }
+        }
+        engine.ended = ended;
+        reaped.map_err(|e| format!("waiting for reads failed: {e}"))
+    }
+
+    /// Reads an expert ahead if it is not resident, the guess is trusted and the disk has time. True
+    /// when it is being read now.
+    fn weigh(&self, engine: &mut Engine, id: ExpertId, guess: &Guess) -> bool {
+        let layer = self.geometry.shape.layer_of(id);
+        let mut books = lock(&self.books);
+        let wanted = books.state(id) == State::Absent
+            && engine.foresight.weigh(layer, id, guess)
+            && engine.reader.outstanding() < MOST_OUTSTANDING;
+        if !wanted {
+            return false;
+        }
+        books.make_room(id, 1, &|index| self.ranks.of(index));
+        if !books.has_room(id) {
+            return false;
+        }
+        books.take_slot(id);
+        let Some(address) = books.address(id) else {
+            return false;
+        };
+        drop(books);
+        engine.failed.retain(|(expert, _)| *expert != id);
+        for part in 0..self.geometry.parts(id) {
+            self.begin_read(engine, id, part, address);
+        }
+        true
+    }
+
+    /// Whether a part of any routed expert is still being read for the engine.
+    fn awaits(&self, engine: &Engine, part: usize) -> bool {
+        let mut routed = engine.routed.iter();
+        routed.any(|&id| engine.pending[self.pending_at(id, part)])
+    }
+
+    fn count_wait(&self, since: Instant) {
+        self.waited_ns.fetch_add(nanos(since.elapsed()), Relaxed);
+    }
+
+    fn wait_for_governor(&self, engine: &mut Engine) -> Result<(), String> {
+        let mut books = lock(&self.books);
+        for id in engine.foreign.drain(..) {
+            while books.state(id) == State::Loading {
+                if books.is_given_up(id) {
+                    return Err("an expert that was to be pinned can no longer be read".to_owned());
+                }
+                books = self
+                    .loads
+                    .wait(books)
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
+            if books.state(id) == State::Absent {
+                return Err("an expert that was to be pinned could not be read".to_owned());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ExpertArena for DirectStore {
+    fn window(&self, tensor: &str) -> Option<Window> {
+        let (layer, at) = self.geometry.place(tensor)?;
+        let class = self.geometry.layers[layer].class;
+        let books = lock(&self.books);
+        let (address, stride_bytes) = books.arena(class);
+        Some(Window {
+            address: address + at,
+            stride_bytes,
+            home: books.home(self.geometry.shape.id(layer, 0)),
+        })
+    }
+
+    fn slot(&self, block: u32, expert: i32) -> Option<u32> {
+        lock(&self.books).slot(self.geometry.expert(block, expert)?)
+    }
+
+    fn is_pending(&self, _block: u32, tensor: &str) -> bool {
+        let Some(&(_, part)) = self.geometry.by_tensor.get(tensor) else {
+            return false;
+        };
+        let engine = lock(&self.engine);
+        !engine.foreign.is_empty() || self.awaits(&engine, part)
+    }
+
+    fn is_ready(&self, block: u32, expert: i32) -> bool {
+        if self.options.fault == Some(Fault::SkipWait) {
+            return true;
+        }
+        let Some(id) = self.geometry.expert(block, expert) else {
+            return false;
+        };
+        lock(&self.engine).left[id.index()] == 0
+            && matches!(lock(&self.books).state(id), State::Transit | State::Pinned)
+    }
+
+    fn wait_for_more(&self) -> Result<bool, String> {
+        let mut engine = lock(&self.engine);
+        let engine = &mut *engine;
+        if !engine.routed.iter().any(|id| engine.left[id.index()] > 0) {
+            return Ok(false);
+        }
+        let started = Instant::now();
+        self.take_in(engine, true)?;
+        self.count_wait(started);
+        Ok(true)
+    }
+
+    fn looks_ahead(&self) -> usize {
+        Foresight::layers(lock(&self.engine).reader.outstanding())
+    }
+
+    fn foresee(&self, block: u32, guesses: &[Guess]) {
+        let mut engine = lock(&self.engine);
+        let engine = &mut *engine;
+        let mut reads_from = None;
+        for guess in guesses {
+            if let Some(id) = self.geometry.expert(block, guess.expert)
+                && self.weigh(engine, id, guess)
+            {
+                reads_from = Some(self.geometry.shape.layer_of(id));
+            }
+        }
+        if let Some(layer) = reads_from {
+            // A failure to start is met again when the reads are waited for, and a changed file at
+            // the next fetch.
+            let _ = engine.reader.start();
+            let _ = self.check_files(layer);
+        }
+    }
+
+    fn wait(&self, _block: u32, tensor: &str) -> Result<(), String> {
+        let Some(&(_, part)) = self.geometry.by_tensor.get(tensor) else {
+            return Ok(());
+        };
+        let mut engine = lock(&self.engine);
+        let engine = &mut *engine;
+        let mut started = None;
+        while self.options.fault != Some(Fault::SkipWait) && self.awaits(engine, part) {
+            started.get_or_insert_with(Instant::now);
+            self.take_in(engine, true)?;
+        }
+        if !engine.foreign.is_empty() {
+            started.get_or_insert_with(Instant::now);
+            self.wait_for_governor(engine)?;
+        }
+        if let Some(started) = started {
+            self.count_wait(started);
+        }
+        let routed_failed = engine
+            .failed
+            .iter()
+            .find(|(id, _)| engine.routed.contains(id));
+        if let Some((_, cause)) = routed_failed {
+            return Err(cause.clone());
+        }
+        if self.options.verify {
+            for &id in &engine.fresh {
+                let address = lock(&self.books).address(id);
+                let address = address.ok_or("a routed expert has no slot")?;
+                if part < self.geometry.parts(id) {
+                    self.check(id, part, address)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -380,6 +380,20 @@ impl Rebinder {
         self.used.home_decodes += 1;
     }
 
+    /// Whether nodes were computed here that the scheduler is about to pass over, with none of the
+    /// graph's experts left to come. It must stop after the node that it asks about then: what comes
+    /// next may already be another graph in the same memory, or this one once more for the next
+    /// micro-batch, and in both the nodes have to do their own work.
+    pub(super) fn ends_pass(&self) -> bool {
+        self.splitter.has_silenced() && self.coming.end == self.stands.len()
+    }
+
+    /// Gives nodes that the scheduler has passed over back what they do. Called when it has computed
+    /// everything that it asked about.
+    pub(super) fn passed_over(&mut self) {
+        self.splitter.restore_silenced();
+    }
+
     /// Ends a decode. Says what is wrong when nodes were computed that were to be computed here.
     pub(super) fn end(&mut self) -> Option<String> {
         let open = self.splitter.is_collecting();

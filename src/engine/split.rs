@@ -289,15 +289,26 @@ impl Splitter {
         }
     }
 
-    /// Gives the nodes back what they do. Called when the decode has ended, with its graph still
-    /// in place.
-    pub(super) fn restore(&mut self) {
-        self.collecting = false;
+    /// Whether there are nodes that the scheduler is to pass over.
+    pub(super) const fn has_silenced(&self) -> bool {
+        !self.silenced.is_empty()
+    }
+
+    /// Gives the nodes back what they do. Called when the scheduler has passed them over, with their
+    /// graph still in place: a decode of several micro-batches uses a graph again or builds another
+    /// one where it was.
+    pub(super) fn restore_silenced(&mut self) {
         for (mut node, op) in self.silenced.drain(..) {
-            // SAFETY: the graph of the decode that has just ended stays in memory until llama.cpp
-            // builds the next one, and nothing else uses it now.
+            // SAFETY: by the caller the graph is still there, and nothing else uses it now.
             unsafe { node.as_mut() }.op = op;
         }
+    }
+
+    /// Ends a decode, however it went: nothing is collected any more, and nodes of a graph that was
+    /// left in the middle do what they did. llama.cpp keeps that graph until the next decode.
+    pub(super) fn restore(&mut self) {
+        self.collecting = false;
+        self.restore_silenced();
     }
 }
 

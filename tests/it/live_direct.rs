@@ -67,6 +67,31 @@ fn direct_computes_stock_bits_under_every_policy_however_little_it_may_keep() {
     }
 }
 
+/// llama.cpp computes the micro-batches of one decode with the same graph again, or builds the next one
+/// where the last one was.
+#[test]
+fn prompts_of_several_micro_batches_have_stock_bits() {
+    let name = "prompts_of_several_micro_batches_have_stock_bits";
+    let Some(loaded) = support::loaded(name) else {
+        return;
+    };
+    let tokens = loaded.tokens(102);
+    let rig = |policy, store| {
+        let limit = Some(2 * loaded.expert_bytes());
+        let mut options = loaded.rig_options(policy, limit, TICK);
+        options.store = store;
+        options.engine.n_batch = 96;
+        options.engine.n_ubatch = 32;
+        Rig::assemble(loaded.model, loaded.map, options, &mut |_, _| {}).expect("rig")
+    };
+    let mut off = rig(PolicyKind::Off, StoreKind::Mapped);
+    let stock = bits(&mut off, &tokens, 4);
+    let mut direct = rig(PolicyKind::Lru, StoreKind::Direct);
+    assert_eq!(bits(&mut direct, &tokens, 4), stock);
+    let used = direct.session.arena_use().expect("an arena");
+    assert!(used.split_layers > 0, "{used:?}");
+}
+
 /// Totals in the books are the sums over the experts.
 fn check_books(loaded: &Loaded, rig: &Rig<'_>, what: &str) {
     let store = rig.store.as_ref().expect("store");

@@ -127,9 +127,6 @@ pub(super) struct Rebinder {
     /// Whether the graph was cut in front of the block's first use, so that everything before it
     /// is there.
     cut_before_first: bool,
-    /// Whether the graph is to be cut after the node that was met last, the last of the last block:
-    /// after that nothing would tell that it was passed.
-    cut_to_restore: bool,
     splitter: Splitter,
     lookahead: Lookahead,
     used: ArenaUse,
@@ -177,7 +174,6 @@ impl Rebinder {
             indices,
             coming: 0..0,
             cut_before_first: false,
-            cut_to_restore: false,
             splitter: Splitter::new(),
             lookahead: Lookahead::new(),
             used: ArenaUse::default(),
@@ -247,14 +243,10 @@ impl Rebinder {
         self.splitter.use_threads(pool, threads);
     }
 
-    /// Whether the graph should be cut after `node`: because the next node needs bytes that are
-    /// still on their way and everything up to here can be computed meanwhile, or to be told that
-    /// it was passed. Wrong answers cost
+    /// Whether the graph should be cut after `node`, because the next node needs bytes that are
+    /// still on their way and everything up to here can be computed meanwhile. Wrong answers cost
     /// overlap only: [`Self::meet`] waits in any case.
     pub(super) fn cuts_after(&mut self, node: &sys::ggml_tensor) -> bool {
-        if std::mem::take(&mut self.cut_to_restore) {
-            return true;
-        }
         let Some(next) = self.stands.get(self.coming.start) else {
             return false;
         };
@@ -301,16 +293,9 @@ impl Rebinder {
             return self.arena.wait(block, &self.stands[at].tensor);
         }
         if self.coming.is_empty() {
-            self.cut_to_restore = self.stands.last().is_some_and(|last| last.block == block);
             return self.compute_split(block);
         }
         Ok(())
-    }
-
-    /// Is told that the scheduler has computed, or passed over, everything that it asked about: nodes
-    /// that were computed here get back what they do, before anybody builds or reuses a graph.
-    pub(super) fn passed(&mut self) {
-        self.splitter.restore();
     }
 
     /// Is asked about each node of a decode whose routing nobody asks for: points one that uses
@@ -403,12 +388,25 @@ impl Rebinder {
         self.used.home_decodes += 1;
     }
 
+    /// Whether nodes were computed here that the scheduler is about to pass over, with none of the
+    /// graph's experts left to come. It must stop after the node that it asks about then: what comes
+    /// next may already be another graph in the same memory, or this one once more for the next
+    /// micro-batch, and in both the nodes have to do their own work.
+    pub(super) fn ends_pass(&self) -> bool {
+        self.splitter.has_silenced() && self.coming.end == self.stands.len()
+    }
+
+    /// Gives nodes that the scheduler has passed over back what they do. Called when it has computed
+    /// everything that it asked about.
+    pub(super) fn passed_over(&mut self) {
+        self.splitter.restore();
+    }
+
     /// Ends a decode. Says what is wrong when nodes were computed that were to be computed here.
     pub(super) fn end(&mut self) -> Option<String> {
         let open = self.splitter.is_collecting();
         self.splitter.stop();
         self.splitter.restore();
-        self.cut_to_restore = false;
         open.then(|| "the graph ended within a layer's experts".to_owned())
     }
 

@@ -325,13 +325,17 @@ impl Splitter {
         }
     }
 
-    /// Gives the nodes back what they do. Called when the scheduler has passed them, or when the
-    /// decode has ended, with its graph still in place.
+    /// Whether there are nodes that the scheduler is to pass over.
+    pub(super) const fn has_silenced(&self) -> bool {
+        !self.silenced.is_empty()
+    }
+
+    /// Gives the nodes back what they do. Called when the scheduler has passed them over, or when the
+    /// decode has ended, with their graph still in place: a decode of several micro-batches uses a
+    /// graph again or builds another one where it was.
     pub(super) fn restore(&mut self) {
         for (mut node, op) in self.silenced.drain(..) {
-            // SAFETY: a node of the graph that is being computed, or of the decode that has just
-            // ended: it stays in memory until llama.cpp builds the next one, and nothing else uses
-            // it now.
+            // SAFETY: by the caller the graph is still there, and nothing else uses it now.
             unsafe { node.as_mut() }.op = op;
         }
     }

@@ -1,7 +1,7 @@
 //! The routing tap: what ggml's scheduler tells about each graph node.
 //!
 //! During warm-up every node is looked at: a `MUL_MAT_ID` (or `ADD_ID`) whose weights are named
-//! `*_exps*` uses experts, and the tensor that selects them is the router's output of that layer. The
+//! as routed experts' are uses them, and the tensor that selects them is the router's output of that layer. The
 //! order of these nodes is the model's own and is recorded, never assumed. After that only the
 //! router outputs are asked for; the scheduler then runs the graph in pieces that end there.
 
@@ -9,8 +9,10 @@ use super::Poison;
 use super::arena::{ArenaUse, ExpertArena, Rebinder};
 use super::idle::IdleExperts;
 use super::trail::Trail;
+use crate::model::is_of_experts;
 use crate::time::nanos;
 use llama_cpp_sys_4 as sys;
+use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
@@ -115,6 +117,9 @@ pub struct Learned {
     /// Blocks in which something between the first and the last expert multiplication is used after
     /// the last, too.
     pub shared_blocks: Vec<u32>,
+    /// Blocks of which several nodes have the name of the router's output: which of them selects the
+    /// routed experts, counted from 0, and of how many.
+    pub namesakes: HashMap<u32, (usize, usize)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,6 +140,10 @@ pub(super) struct Tap {
     before: String,
     /// The graph that is being learned.
     trail: Trail,
+    /// Router outputs with namesakes that were asked about in this decode.
+    asked: HashMap<u32, usize>,
+    /// The block whose router output the scheduler was told to stop after.
+    due: Option<u32>,
     idle: IdleExperts,
     experts: Vec<i32>,
     batch_tokens: usize,
@@ -164,6 +173,8 @@ impl Tap {
             threads: None,
             before: String::new(),
             trail: Trail::default(),
+            asked: HashMap::new(),
+            due: None,
             idle: IdleExperts::default(),
             experts: Vec::new(),
             batch_tokens: 0,
@@ -188,6 +199,7 @@ impl Tap {
     ) {
         self.phase = Phase::Running;
         self.learned.shared_blocks = self.trail.shared_blocks();
+        self.learned.namesakes = self.trail.namesakes();
         self.trail.clear();
         self.rebinder = arena.map(|arena| Rebinder::new(arena, &self.learned));
         if let (Some(rebinder), Some((pool, threads))) = (&mut self.rebinder, self.threads) {
@@ -204,6 +216,8 @@ impl Tap {
     /// Marks the start of a decode of `tokens`.
     pub(super) fn begin(&mut self, pass: Pass, tokens: usize) {
         self.trail.clear();
+        self.asked.clear();
+        self.due = None;
         self.batch_tokens = tokens;
         self.pass = pass;
         self.watching = self.sink.as_mut().is_some_and(|sink| sink.watches(pass));
@@ -277,14 +291,30 @@ impl Tap {
                     if let (true, Err(cause)) = (sound, met) {
                         self.poison.set(cause);
                     }
-                    if self.watching && rebinder.cuts_after(node) {
+                    if self.watching && (rebinder.cuts_after(node) || rebinder.ends_pass()) {
+                        self.due = self.chosen_by(node);
                         return true;
                     }
                 }
-                self.watching
-                    && block_of(name_of(node), self.learned.router_prefix.as_bytes()).is_some()
+                self.due = if self.watching {
+                    self.chosen_by(node)
+                } else {
+                    None
+                };
+                self.due.is_some()
             }
         }
+    }
+
+    /// The block whose routed experts a node selects. To be asked once for each node.
+    fn chosen_by(&mut self, node: &sys::ggml_tensor) -> Option<u32> {
+        let block = block_of(name_of(node), self.learned.router_prefix.as_bytes())?;
+        let Some(&(own, all)) = self.learned.namesakes.get(&block) else {
+            return Some(block);
+        };
+        let asked = self.asked.entry(block).or_default();
+        *asked += 1;
+        ((*asked - 1) % all == own).then_some(block)
     }
 
     /// Records a node that uses expert weights. Returns the block whose experts it multiplies by.
@@ -309,7 +339,7 @@ impl Tap {
         let (Ok(prefix), Some(block)) = (std::str::from_utf8(prefix), number(block)) else {
             return None;
         };
-        if !tensor.contains("_exps") {
+        if !is_of_experts(tensor) {
             return None;
         }
         let multiplies = (op == ExpertOp::Multiply).then_some(block);
@@ -343,13 +373,13 @@ impl Tap {
         multiplies
     }
 
-    /// Is told that everything up to this node was computed. Reads a router's output and hands it on.
-    /// False stops the scheduler's loop.
+    /// Is told that everything up to a node has been computed; if it is a router's output, it is read
+    /// and handed on. False stops the scheduler's loop.
     fn deliver(&mut self, node: &sys::ggml_tensor) -> bool {
         if let Some(rebinder) = &mut self.rebinder {
-            rebinder.passed();
+            rebinder.passed_over();
         }
-        let Some(block) = block_of(name_of(node), self.learned.router_prefix.as_bytes()) else {
+        let Some(block) = self.due.take() else {
             return true;
         };
         let (top_k, tokens) = (node.ne[0], node.ne[1]);

@@ -1,7 +1,11 @@
 //! The graph as warm-up saw it, kept to find out what is used where.
 
+use super::tap::name_of;
 use llama_cpp_sys_4 as sys;
 use std::collections::HashMap;
+
+/// Which source of a multiplication by experts selects them.
+const CHOICE: usize = 2;
 
 /// One node, by addresses: nothing is read through them.
 struct Seen {
@@ -9,6 +13,7 @@ struct Seen {
     sources: Vec<usize>,
     /// The block whose experts it multiplies by.
     block: Option<u32>,
+    name: Box<[u8]>,
 }
 
 /// The nodes of one graph, in order.
@@ -28,7 +33,29 @@ impl Trail {
             address: std::ptr::from_ref(node) as usize,
             sources: sources.map(|&s| s as usize).collect(),
             block,
+            name: name_of(node).into(),
         });
+    }
+
+    /// Blocks whose experts are selected by one of several nodes of the same name: which one, counted
+    /// from 0, and of how many.
+    pub(super) fn namesakes(&self) -> HashMap<u32, (usize, usize)> {
+        let mut found = HashMap::new();
+        for seen in &self.0 {
+            let (Some(block), Some(choice)) = (seen.block, seen.sources.get(CHOICE)) else {
+                continue;
+            };
+            let Some(chosen_by) = self.0.iter().find(|s| s.address == *choice) else {
+                continue;
+            };
+            let named = self.0.iter().filter(|s| s.name == chosen_by.name);
+            let own = named.clone().position(|s| s.address == *choice);
+            let all = named.count();
+            if let Some(own) = own.filter(|_| all > 1) {
+                found.insert(block, (own, all));
+            }
+        }
+        found
     }
 
     /// Blocks of which something from the first expert multiplication on, but before the last, is
@@ -72,6 +99,7 @@ mod tests {
             address,
             sources: sources.to_vec(),
             block,
+            name: Box::default(),
         };
         let mut trail = Trail(vec![
             seen(1, &[], None),
@@ -86,5 +114,24 @@ mod tests {
         assert!(trail.shared_blocks().is_empty());
         trail.0.push(seen(9, &[8, 7], None));
         assert_eq!(trail.shared_blocks(), [1]);
+    }
+
+    #[test]
+    fn of_several_nodes_of_one_name_the_one_that_selects_is_known() {
+        let seen = |address, sources: &[usize], block, name: &str| Seen {
+            address,
+            sources: sources.to_vec(),
+            block,
+            name: name.as_bytes().into(),
+        };
+        let trail = Trail(vec![
+            seen(1, &[], None, "choice-0"),
+            seen(2, &[50, 1, 1], Some(0), "up"),
+            seen(3, &[2], None, "choice-1"),
+            seen(4, &[2], None, "choice-1"),
+            seen(5, &[51, 4, 4], Some(1), "up"),
+            seen(6, &[5], None, "choice-1"),
+        ]);
+        assert_eq!(trail.namesakes(), [(1, (1, 3))].into());
     }
 }

@@ -84,6 +84,12 @@ pub fn classify_name(name: &str) -> NameClass {
     }
 }
 
+/// Whether a tensor of that name holds routed experts, or biases or scales of them.
+#[must_use]
+pub fn is_of_experts(name: &str) -> bool {
+    matches!(classify_name(name), NameClass::Expert { .. })
+}
+
 /// Bytes of one expert's slice of `tensor`, or `None` when it does not divide into `experts` along
 /// its outermost dimension.
 #[must_use]

@@ -6,7 +6,7 @@
 //! device buffer), locking would lock the wrong thing, and the layout is refused.
 
 use super::pages::PageRange;
-use crate::engine::{ExpertUse, Learned};
+use crate::engine::{ExpertOp, ExpertUse, Learned};
 use crate::model::{ModelMap, Tensor, TensorKind};
 use hotpin_controllers::{ExpertId, ModelShape};
 use std::fs::File;
@@ -125,6 +125,7 @@ impl Layout {
             }
         }
         first.push(index_u32(slices.len()));
+        let bases = all_bases(map, bases)?;
         let at = |shard: u32, offset: u64, len: u64| {
             bases[shard as usize].map(|b| (b.wrapping_add(to_usize(offset)), to_usize(len)))
         };
@@ -197,26 +198,52 @@ impl Layout {
     }
 }
 
+fn read_maps() -> Result<String, LayoutError> {
+    let path = PathBuf::from("/proc/self/maps");
+    std::fs::read_to_string(&path).map_err(|source| LayoutError::Io { path, source })
+}
+
+fn inode(path: &Path) -> Result<u64, LayoutError> {
+    let io = |source| LayoutError::Io {
+        path: path.to_owned(),
+        source,
+    };
+    Ok(std::fs::metadata(path).map_err(io)?.ino())
+}
+
+/// The same, with the mappings of shards that hold nothing but dense weights, of which warm-up sees
+/// no tensor. A shard that is mapped more than once stays unknown.
+fn all_bases(
+    map: &ModelMap,
+    mut bases: Vec<Option<usize>>,
+) -> Result<Vec<Option<usize>>, LayoutError> {
+    let unknown = bases.iter_mut().zip(map.shards());
+    for (base, shard) in unknown.filter(|(base, _)| base.is_none()) {
+        let inode = inode(&shard.path)?;
+        let maps = read_maps()?;
+        let mut found = maps.lines().filter_map(|line| mapping_base(line, inode));
+        *base = found.next();
+        if found.any(|other| Some(other) != *base) {
+            *base = None;
+        }
+    }
+    Ok(bases)
+}
+
 /// Start of each shard's mapping, for the shards of which warm-up saw a tensor.
 fn shard_bases(map: &ModelMap, learned: &Learned) -> Result<Vec<Option<usize>>, LayoutError> {
-    let maps_path = PathBuf::from("/proc/self/maps");
-    let maps = std::fs::read_to_string(&maps_path).map_err(|source| LayoutError::Io {
-        path: maps_path,
-        source,
-    })?;
+    let maps = read_maps()?;
     let mut bases: Vec<Option<usize>> = vec![None; map.shards().len()];
     for used in &learned.uses {
+        if is_small_side(map, used) {
+            continue;
+        }
         let tensor = expert_tensor(map, used)?;
         let shard = &map.shards()[tensor.shard as usize];
         let not_mapped = || LayoutError::NotMapped {
             tensor: used.tensor.clone(),
         };
-        let inode = std::fs::metadata(&shard.path)
-            .map_err(|source| LayoutError::Io {
-                path: shard.path.clone(),
-                source,
-            })?
-            .ino();
+        let inode = inode(&shard.path)?;
         if !maps
             .lines()
             .any(|line| line_maps(line, used.address, inode))
@@ -230,6 +257,12 @@ fn shard_bases(map: &ModelMap, learned: &Learned) -> Result<Vec<Option<usize>>, 
         }
     }
     Ok(bases)
+}
+
+/// Whether these are biases so small that they count as dense weights.
+fn is_small_side(map: &ModelMap, used: &ExpertUse) -> bool {
+    let dense = |t: &Tensor| t.kind == TensorKind::Dense;
+    used.op == ExpertOp::AddBias && map.tensor(&used.tensor).is_some_and(dense)
 }
 
 /// The tensor of the file that the graph used, if both agree on its size.
@@ -254,20 +287,26 @@ fn expert_tensor<'m>(map: &'m ModelMap, used: &ExpertUse) -> Result<&'m Tensor, 
     })
 }
 
+/// A line of `/proc/self/maps`: addresses, offset in the file, inode.
+fn parse_mapping(line: &str) -> Option<(std::ops::Range<usize>, usize, u64)> {
+    let mut fields = line.split_ascii_whitespace();
+    let (start, end) = fields.next()?.split_once('-')?;
+    let hex = |text| usize::from_str_radix(text, 16).ok();
+    let offset = hex(fields.nth(1)?)?;
+    let inode = fields.nth(1)?.parse().ok()?;
+    Some((hex(start)?..hex(end)?, offset, inode))
+}
+
 /// Whether a line of `/proc/self/maps` covers `address` and is backed by `inode`.
 fn line_maps(line: &str, address: usize, inode: u64) -> bool {
-    let mut fields = line.split_ascii_whitespace();
-    let Some((start, end)) = fields.next().and_then(|range| range.split_once('-')) else {
-        return false;
-    };
-    let (Ok(start), Ok(end)) = (
-        usize::from_str_radix(start, 16),
-        usize::from_str_radix(end, 16),
-    ) else {
-        return false;
-    };
-    let backed = fields.nth(3).and_then(|field| field.parse::<u64>().ok());
-    (start..end).contains(&address) && backed == Some(inode)
+    parse_mapping(line)
+        .is_some_and(|(range, _, backed)| range.contains(&address) && backed == inode)
+}
+
+/// Where the file of `inode` would begin, going by a line of `/proc/self/maps` that maps some of it.
+fn mapping_base(line: &str, inode: u64) -> Option<usize> {
+    let (range, offset, backed) = parse_mapping(line)?;
+    (backed == inode).then(|| range.start.wrapping_sub(offset))
 }
 
 fn open(path: &Path) -> Result<File, LayoutError> {
@@ -300,7 +339,7 @@ impl SliceAt {
 
 #[cfg(test)]
 mod tests {
-    use super::line_maps;
+    use super::{line_maps, mapping_base};
 
     #[test]
     fn maps_lines_are_matched_by_address_and_inode() {
@@ -311,5 +350,10 @@ mod tests {
         assert!(!line_maps(line, 0x7f00_0000_0000, 4712));
         assert!(!line_maps("nonsense", 0, 0));
         assert!(!line_maps("", 0, 0));
+        let part = "7f0000003000-7f0000005000 r--s 00003000 fe:00 4711    /models/my model.gguf";
+        for line in [line, part] {
+            assert_eq!(mapping_base(line, 4711), Some(0x7f00_0000_0000));
+            assert_eq!(mapping_base(line, 4712), None);
+        }
     }
 }

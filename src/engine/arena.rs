@@ -36,8 +36,23 @@ pub trait ExpertArena: Send + Sync + std::fmt::Debug {
     /// Where the slots of a weight tensor are; `None` leaves the node as it is.
     fn window(&self, tensor: &str) -> Option<Window>;
 
-    /// The slot of an expert of the block that was routed last.
+    /// The slot of an expert of the block that was routed last; `None` for one that is to be read later,
+    /// because there is no room for all of them at once.
     fn slot(&self, block: u32, expert: i32) -> Option<u32>;
+
+    /// Begins to read what was left for later, whether there is room or not: after this, every routed
+    /// expert has a slot.
+    ///
+    /// # Errors
+    /// The cause in plain words; the decode must not be used.
+    fn begin_all(&self) -> Result<(), String>;
+
+    /// Is told that some of the routed experts have been used for the last time: they may go, and others
+    /// may be read in their place.
+    ///
+    /// # Errors
+    /// As for [`Self::begin_all`].
+    fn used(&self, block: u32, experts: &[i32]) -> Result<(), String>;
 
     /// Whether reads into this tensor's part of the routed experts are still under way.
     fn is_pending(&self, block: u32, tensor: &str) -> bool;
@@ -83,6 +98,17 @@ struct Stand {
     selection: *mut sys::ggml_tensor,
 }
 
+impl Stand {
+    /// Shows the slots that are in use.
+    fn point_at(&mut self, indices: &Indices) {
+        let window = self.window;
+        let first = window.address + indices.lowest as usize * window.stride_bytes;
+        self.weights.data = first as *mut c_void;
+        self.weights.ne[2] = as_i64(indices.span);
+        self.weights.nb[3] = window.stride_bytes * indices.span;
+    }
+}
+
 /// The slots of a block's routed experts, as the list of indices that nodes read.
 struct Indices {
     /// Slots from [`Self::lowest`] on.
@@ -100,7 +126,31 @@ struct Indices {
     lowest: u32,
     /// One more than the largest of `slots`.
     span: usize,
+    /// Whether every expert had a slot when `slots` was made; those without have that of another one.
+    complete: bool,
     tensor: Box<sys::ggml_tensor>,
+}
+
+impl Indices {
+    /// Looks up the slots of the routed experts.
+    fn look_up(&mut self, block: u32, arena: &dyn ExpertArena) {
+        let slot_of = |&expert: &i32| arena.slot(block, expert);
+        let slots: Vec<Option<u32>> = self.experts.iter().map(slot_of).collect();
+        self.complete = slots.iter().all(Option::is_some);
+        let known = || slots.iter().flatten().copied();
+        self.lowest = known().min().unwrap_or(0);
+        self.span = known().max().map_or(0, |last| last - self.lowest + 1) as usize;
+        self.slots.clear();
+        let lowest = self.lowest;
+        let near = |slot: &Option<u32>| distance(lowest, slot.unwrap_or(lowest));
+        self.slots.extend(slots.iter().map(near));
+        set_indices(&mut self.tensor, &mut self.slots, self.top_k);
+    }
+}
+
+/// From one slot of an arena to another: far below 2^31.
+fn distance(from: u32, to: u32) -> i32 {
+    i32::try_from(i64::from(to) - i64::from(from)).unwrap_or(i32::MAX)
 }
 
 /// How an arena's experts were used so far.
@@ -164,6 +214,7 @@ impl Rebinder {
                 whole: learned.shared_blocks.contains(&used.block),
                 lowest: 0,
                 span: 0,
+                complete: false,
                 tensor: Box::new(blank()),
             });
         }
@@ -194,28 +245,15 @@ impl Rebinder {
         let Some(indices) = self.indices.get_mut(&block) else {
             return Ok(());
         };
-        let slot_of = |&expert: &i32| {
-            let slot = self.arena.slot(block, expert);
-            slot.ok_or_else(|| format!("expert {expert} of block {block} has no slot"))
-        };
-        let slots: Vec<u32> = experts.iter().map(slot_of).collect::<Result<_, _>>()?;
-        indices.lowest = slots.iter().copied().min().unwrap_or(0);
-        let lowest = indices.lowest;
-        let span = slots
-            .iter()
-            .copied()
-            .max()
-            .map_or(0, |last| last - lowest + 1);
-        indices.span = span as usize;
-        indices.slots.clear();
-        // Slots of one arena: their distances are far below 2^31.
-        let near = |slot: u32| i32::try_from(slot - lowest).unwrap_or(i32::MAX);
-        indices.slots.extend(slots.into_iter().map(near));
         indices.experts.clear();
         indices.experts.extend_from_slice(experts);
         indices.top_k = top_k;
         indices.tokens = tokens;
-        set_indices(&mut indices.tensor, &mut indices.slots, top_k);
+        indices.look_up(block, &*self.arena);
+        let complete = indices.complete;
+        if !complete && !self.may_split(block) {
+            self.begin_all(block)?;
+        }
         let first = self.stands.iter().position(|s| s.block == block);
         let first = first.unwrap_or(self.stands.len());
         let count = self.stands[first..]
@@ -224,6 +262,23 @@ impl Rebinder {
             .count();
         self.coming = first..first + count;
         self.cut_before_first = false;
+        Ok(())
+    }
+
+    /// Has every routed expert of a block read, with a slot of its own, and points the block's nodes at
+    /// them.
+    fn begin_all(&mut self, block: u32) -> Result<(), String> {
+        self.arena.begin_all()?;
+        let Some(indices) = self.indices.get_mut(&block) else {
+            return Ok(());
+        };
+        indices.look_up(block, &*self.arena);
+        if !indices.complete {
+            return Err(format!("an expert of block {block} has no slot"));
+        }
+        for stand in self.stands.iter_mut().filter(|s| s.block == block) {
+            stand.point_at(indices);
+        }
         Ok(())
     }
 
@@ -290,6 +345,9 @@ impl Rebinder {
             self.splitter.collect(node);
         }
         if !self.splitter.is_collecting() {
+            if !self.indices.get(&block).is_some_and(|i| i.complete) {
+                self.begin_all(block)?;
+            }
             return self.arena.wait(block, &self.stands[at].tensor);
         }
         if self.coming.is_empty() {
@@ -341,6 +399,8 @@ impl Rebinder {
         // Rows by expert, so that an expert's are computed together.
         let mut left: Vec<usize> = (0..routing.experts.len()).collect();
         left.sort_by_key(|&row| routing.experts[row]);
+        let mut slots = indices.slots.clone();
+        let mut used = Vec::new();
         while !left.is_empty() {
             let (mut ready, mut waiting) = part_ready(&*self.arena, block, &routing, &left);
             if ready.is_empty() {
@@ -352,10 +412,26 @@ impl Rebinder {
             }
             while !ready.is_empty() {
                 let group: Vec<usize> = ready.drain(..first_group(&routing, &ready)).collect();
+                used.clear();
+                for of_one in group.chunk_by(|&a, &b| routing.experts[a] == routing.experts[b]) {
+                    let expert = routing.experts[of_one[0]];
+                    // It may have been read after the others were looked up.
+                    let slot = self.arena.slot(block, expert);
+                    let slot = slot.ok_or_else(|| format!("expert {expert} has no slot"))?;
+                    for &row in of_one {
+                        slots[row] = distance(indices.lowest, slot);
+                    }
+                    used.push(expert);
+                }
                 let started = Instant::now();
+                let routing = Routing {
+                    slots: &slots,
+                    ..routing
+                };
                 self.splitter.compute(&group, &routing)?;
                 self.used.split_rows += group.len() as u64;
                 self.used.split_ns += nanos(started.elapsed());
+                self.arena.used(block, &used)?;
             }
             left = waiting;
         }
@@ -375,6 +451,7 @@ impl Rebinder {
         if let Some(indices) = self.indices.get_mut(&block) {
             indices.whole = true;
         }
+        self.begin_all(block)?;
         wait_for_all(&*self.arena, &self.stands, block)
     }
 
@@ -448,11 +525,7 @@ impl Rebinder {
             indices.tensor.name = selection.name;
             node.src[0] = &raw mut *stand.weights;
         }
-        let window = stand.window;
-        let first = window.address + indices.lowest as usize * window.stride_bytes;
-        stand.weights.data = first as *mut c_void;
-        stand.weights.ne[2] = as_i64(indices.span);
-        stand.weights.nb[3] = window.stride_bytes * indices.span;
+        stand.point_at(indices);
         node.src[2] = &raw mut *indices.tensor;
         Ok(Some(at))
     }

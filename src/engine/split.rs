@@ -245,8 +245,9 @@ impl Splitter {
         }
     }
 
-    /// Makes each step's weights, where it has any, a tensor of the slots that the group uses: ggml
-    /// does some work for every expert of a tensor.
+    /// Makes each step's weights, where it has any, a tensor of the slots that the group uses, of which
+    /// the lowest may lie before the first that the node knows: ggml does some work for every expert
+    /// of a tensor.
     fn lay_out_weights(&mut self, lowest: i32, span: i32) {
         self.weights.clear();
         for step in &self.steps {
@@ -256,12 +257,9 @@ impl Splitter {
                 // far as the routing's slots.
                 weights = unsafe { *whole };
                 let stride = weights.nb[2];
-                let skip = stride * usize::try_from(lowest).unwrap_or(0);
-                weights.data = weights
-                    .data
-                    .cast::<u8>()
-                    .wrapping_add(skip)
-                    .cast::<c_void>();
+                let skip = i64::from(lowest) * i64::try_from(stride).unwrap_or(0);
+                let skip = isize::try_from(skip).unwrap_or(0);
+                weights.data = weights.data.wrapping_byte_offset(skip);
                 weights.ne[2] = i64::from(span);
                 weights.nb[3] = stride * usize::try_from(span).unwrap_or(0);
             }

@@ -218,6 +218,43 @@ fn micro_batches_that_share_a_graph_give_stock_bits() {
     }
 }
 
+/// A prompt uses every expert of a layer. They are read and computed a few at a time where there is no
+/// room for all of them.
+#[test]
+fn a_prompt_keeps_to_the_memory_that_there_is() {
+    let Some(loaded) = support::loaded("a_prompt_keeps_to_the_memory_that_there_is") else {
+        return;
+    };
+    let tokens = loaded.tokens(100);
+    let hash = |rig: &mut Rig<'_>| {
+        rig.session.clear();
+        rig.session.decode(&tokens).expect("decode");
+        let bits = |x: &f32| x.to_bits();
+        rig.session.logits().iter().map(bits).collect::<Vec<u32>>()
+    };
+    let stock = hash(&mut loaded.rig(PolicyKind::Off, None, TICK));
+    let shape = loaded.map.shape();
+    let layer = u64::from(shape.experts_in(0));
+    for verify in [false, true] {
+        let how = DirectOptions {
+            verify,
+            ..DirectOptions::default()
+        };
+        let mut rig = direct(&loaded, PolicyKind::Lru, Some(0), NEVER, how);
+        assert_eq!(hash(&mut rig), stock, "verify {verify}");
+        let totals = rig.counters.totals();
+        assert!(totals.misses >= layer * 20, "{totals:?}");
+        let used = rig.session.arena_use().expect("an arena");
+        assert!(used.split_layers > 20, "{used:?}");
+        // Three experts at most, in whole huge pages.
+        let store = rig.store.as_ref().expect("store");
+        let most = 3 * loaded.expert_bytes() + (3 << 20);
+        let memory = store.private_transit_bytes();
+        assert!(memory <= most, "{memory} of {most}");
+        assert!(most < layer * loaded.expert_bytes(), "{most}");
+    }
+}
+
 /// One read fails, the decode is given up, and the rest of the expert arrives later.
 #[test]
 fn an_expert_that_lacks_a_part_never_becomes_resident() {

@@ -46,7 +46,8 @@ struct Pool {
     /// The end of what has memory.
     next: u32,
     used: usize,
-    /// Slots that experts may have. One layer's routed experts may exceed it for a moment.
+    /// Slots that experts may have. What one token uses of a layer may exceed it for a moment, and so
+    /// may two experts of a layer that is computed piece by piece.
     budget: usize,
     /// Bytes of the class over bytes of the model.
     share: f64,
@@ -162,6 +163,11 @@ impl Books {
         }
     }
 
+    /// Lets an expert lose its slot that the engine has used for the last time.
+    pub(super) fn spare_no_more(&mut self, id: ExpertId) {
+        self.spared[id.index()] = false;
+    }
+
     /// Makes room for `wanted` more experts of the class of `like`, as far as what may go allows.
     pub(super) fn make_room(&mut self, like: ExpertId, wanted: usize, rank: &dyn Fn(usize) -> f32) {
         let class = self.classes[like.index()];
@@ -227,7 +233,7 @@ impl Books {
     }
 
     /// Gives an absent expert a slot to be read into. There is one for every expert of the class, so
-    /// this cannot fail; memory beyond the budget is given back later.
+    /// this cannot fail; what exceeds the budget is one layer's least, and is given back later.
     pub(super) fn take_slot(&mut self, id: ExpertId) {
         debug_assert_eq!(self.states[id.index()], State::Absent);
         let own = self.own_slot(id);

@@ -8,12 +8,17 @@ use crate::engine::{ExpertArena, Guess, Window};
 use crate::store::Fetched;
 use crate::time::nanos;
 use hotpin_controllers::ExpertId;
+use std::collections::VecDeque;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 /// Missing experts of a layer up to which they are read one after the other.
 const MOST_ONE_BY_ONE: usize = 16;
+
+/// Experts of a layer that are read at once even where there is no room for them, so that reading and
+/// computing overlap.
+const LEAST_AT_ONCE: usize = 2;
 
 /// The engine's reads and what they are for.
 #[derive(Debug)]
@@ -24,8 +29,10 @@ pub(super) struct Engine {
     routed: Vec<ExpertId>,
     /// Those of them that the governor is loading.
     foreign: Vec<ExpertId>,
-    /// Those of them that were not there when they were routed.
+    /// Those of them that were not there when they were routed and are still to be used.
     fresh: Vec<ExpertId>,
+    /// Those of them that are to be read when there is room.
+    later: VecDeque<ExpertId>,
     /// Those of them that are to be read, and the addresses of their slots.
     wanted: Vec<(ExpertId, usize)>,
     /// For each part of each expert whether a read is outstanding.
@@ -45,6 +52,7 @@ impl Engine {
             routed: Vec::new(),
             foreign: Vec::new(),
             fresh: Vec::new(),
+            later: VecDeque::new(),
             wanted: Vec::new(),
             pending: vec![false; experts * most_parts],
             left: vec![0; experts],
@@ -98,6 +106,7 @@ impl DirectStore {
         engine.foreign.clear();
         engine.fresh.clear();
         engine.wanted.clear();
+        engine.later.clear();
         let mut found = Fetched::default();
         let mut books = lock(&self.books);
         books.use_only(experts);
@@ -136,12 +145,53 @@ impl DirectStore {
             if books.state(id) != State::Absent {
                 continue;
             }
+            if engine.wanted.len() >= LEAST_AT_ONCE && !books.has_room(id) {
+                engine.later.push_back(id);
+                found.bytes += self.geometry.shape.bytes(id);
+                continue;
+            }
             books.take_slot(id);
             if let Some(address) = books.address(id) {
                 engine.wanted.push((id, address));
             }
         }
         found
+    }
+
+    /// Begins to read what was left for later, as far as there is room, and `least` experts in any
+    /// case.
+    fn begin_later(&self, engine: &mut Engine, least: usize) -> Result<(), String> {
+        let mut begun = 0;
+        while let Some(&id) = engine.later.front() {
+            let mut books = lock(&self.books);
+            let state = books.state(id);
+            if state == State::Absent {
+                books.make_room(id, 1, &|index| self.ranks.of(index));
+                if begun >= least && !books.has_room(id) {
+                    break;
+                }
+                books.take_slot(id);
+            }
+            engine.later.pop_front();
+            begun += 1;
+            match (state, books.address(id)) {
+                (State::Absent, Some(address)) => {
+                    drop(books);
+                    self.begin_expert(engine, id, address);
+                }
+                // The governor's side has begun to load it.
+                (State::Loading, _) => engine.foreign.push(id),
+                _ => {}
+            }
+        }
+        engine.reader.start().map_err(|e| e.to_string())
+    }
+
+    /// Queues the reads of a whole expert.
+    fn begin_expert(&self, engine: &mut Engine, id: ExpertId, address: usize) {
+        for part in 0..self.geometry.parts(id) {
+            self.begin_read(engine, id, part, address);
+        }
     }
 
     /// Queues a read for the engine and notes it as outstanding. Returns the slice's bytes.
@@ -206,10 +256,14 @@ impl DirectStore {
         };
         drop(books);
         engine.failed.retain(|(expert, _)| *expert != id);
-        for part in 0..self.geometry.parts(id) {
-            self.begin_read(engine, id, part, address);
-        }
+        self.begin_expert(engine, id, address);
         true
+    }
+
+    /// Compares a part of an expert that is to be there with the file.
+    fn check_resident(&self, id: ExpertId, part: usize) -> Result<(), String> {
+        let address = lock(&self.books).address(id);
+        self.check(id, part, address.ok_or("a routed expert has no slot")?)
     }
 
     /// Whether a part of any routed expert is still being read for the engine.
@@ -259,12 +313,35 @@ impl ExpertArena for DirectStore {
         lock(&self.books).slot(self.geometry.expert(block, expert)?)
     }
 
+    fn begin_all(&self) -> Result<(), String> {
+        self.begin_later(&mut lock(&self.engine), usize::MAX)
+    }
+
+    fn used(&self, block: u32, experts: &[i32]) -> Result<(), String> {
+        let mut engine = lock(&self.engine);
+        let engine = &mut *engine;
+        for &expert in experts {
+            let Some(id) = self.geometry.expert(block, expert) else {
+                continue;
+            };
+            if self.options.verify && engine.fresh.contains(&id) {
+                (0..self.geometry.parts(id)).try_for_each(|part| self.check_resident(id, part))?;
+            }
+            engine.fresh.retain(|fresh| *fresh != id);
+            lock(&self.books).spare_no_more(id);
+        }
+        if engine.later.is_empty() {
+            return Ok(());
+        }
+        self.begin_later(engine, 0)
+    }
+
     fn is_pending(&self, _block: u32, tensor: &str) -> bool {
         let Some(&(_, part)) = self.geometry.by_tensor.get(tensor) else {
             return false;
         };
         let engine = lock(&self.engine);
-        !engine.foreign.is_empty() || self.awaits(&engine, part)
+        !engine.foreign.is_empty() || !engine.later.is_empty() || self.awaits(&engine, part)
     }
 
     fn is_ready(&self, block: u32, expert: i32) -> bool {
@@ -282,7 +359,11 @@ impl ExpertArena for DirectStore {
         let mut engine = lock(&self.engine);
         let engine = &mut *engine;
         if !engine.routed.iter().any(|id| engine.left[id.index()] > 0) {
-            return Ok(false);
+            if engine.later.is_empty() {
+                return Ok(false);
+            }
+            self.begin_later(engine, LEAST_AT_ONCE)?;
+            return Ok(true);
         }
         let started = Instant::now();
         self.take_in(engine, true)?;
@@ -340,10 +421,8 @@ impl ExpertArena for DirectStore {
         }
         if self.options.verify {
             for &id in &engine.fresh {
-                let address = lock(&self.books).address(id);
-                let address = address.ok_or("a routed expert has no slot")?;
                 if part < self.geometry.parts(id) {
-                    self.check(id, part, address)?;
+                    self.check_resident(id, part)?;
                 }
             }
         }

@@ -6,6 +6,7 @@ pub mod bench;
 pub mod cli;
 pub mod config;
 pub mod demo;
+pub mod doctor;
 #[allow(unsafe_code)]
 pub mod engine;
 mod files;

@@ -15,7 +15,7 @@ mod ranks;
 pub mod residency;
 
 pub use dense::DenseLock;
-pub use direct::{DirectOptions, DirectStore, Fault};
+pub use direct::{DirectOptions, DirectStore, DiskTrial, Fault, try_disk};
 pub use layout::{Layout, LayoutError, SliceAt};
 pub use mapped::{MappedStore, TransitKeeper};
 

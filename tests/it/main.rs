@@ -4,6 +4,7 @@ mod bench_parent;
 mod client;
 mod config;
 mod demo_model;
+mod doctor;
 mod generated;
 mod gguf_writer;
 mod learn;

@@ -1,5 +1,6 @@
 //! What the tests of the running engine share: the test model, the program, and the kernel's books.
 
+use hotpin::bench::protocol::CgroupJoin;
 use hotpin::engine::{EngineOptions, Model, Session, Token};
 use hotpin::governor::{Governor, GovernorOptions, Journal, Regulated};
 use hotpin::model::ModelMap;
@@ -11,6 +12,7 @@ use hotpin_controllers::{
 };
 use sha2::{Digest, Sha256};
 use std::ffi::OsStr;
+use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -260,7 +262,7 @@ pub fn bits(rig: &mut Rig<'_>, tokens: &[Token], decoded: usize) -> String {
 
 /// Bytes in a `kB` line of a file of /proc.
 pub fn kb_line(path: impl AsRef<Path>, key: &str) -> Option<u64> {
-    let text = std::fs::read_to_string(path).ok()?;
+    let text = fs::read_to_string(path).ok()?;
     let line = text
         .lines()
         .find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
@@ -374,4 +376,67 @@ pub fn greedy(model: &Path, prompt: &str, predict: &str, more: &[&str]) -> Vec<S
         .chain(more)
         .map(|arg| (*arg).to_owned())
         .collect()
+}
+
+/// A recorded tree of `/proc` and `/sys`.
+pub fn recorded_tree(case: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/data/sensors")
+        .join(case)
+}
+
+/// Copies a folder and all below it.
+pub fn copy_tree(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy_tree(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+/// Runs the program without the privilege to lock, under a limit.
+pub fn without_privilege(memlock_bytes: u64, args: &[String]) -> Ran {
+    let limit = format!("--memlock={memlock_bytes}");
+    let dropped = ["--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock"];
+    // Only root has the privilege, and may give it up.
+    let may_drop = Command::new("setpriv").args(dropped).arg("true").output();
+    let mut command = if may_drop.is_ok_and(|output| output.status.success()) {
+        let mut command = Command::new("setpriv");
+        command.args(dropped).arg("prlimit");
+        command
+    } else {
+        Command::new("prlimit")
+    };
+    command
+        .arg(limit)
+        .arg(env!("CARGO_BIN_EXE_hotpin"))
+        .args(args)
+        .stdin(Stdio::null());
+    clean(&mut command);
+    Ran::of(&command.output().expect("util-linux is installed"))
+}
+
+/// Bytes that the kernel cannot reclaim from a memory cgroup, version 1 or 2.
+pub fn unevictable_bytes(join: &CgroupJoin) -> u64 {
+    let stat = fs::read_to_string(join.procs.with_file_name("memory.stat")).expect("stat");
+    stat.lines()
+        .find_map(|line| line.strip_prefix("unevictable ")?.parse().ok())
+        .expect("unevictable")
+}
+
+/// The command, in a cgroup from its first instruction on.
+pub fn within(join: &CgroupJoin, command: &Command) -> Command {
+    let mut shell = Command::new("sh");
+    shell
+        .args(["-c", r#"echo $$ > "$0" && exec "$@""#])
+        .arg(&join.procs)
+        .arg(command.get_program())
+        .args(command.get_args());
+    clean(&mut shell);
+    shell
 }

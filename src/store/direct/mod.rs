@@ -14,6 +14,7 @@ mod files;
 mod foresight;
 mod geometry;
 mod reader;
+mod trial;
 
 use self::arena::Arena;
 use self::books::{Books, State};
@@ -21,6 +22,7 @@ use self::files::ModelFiles;
 use self::foresight::{Foresight, MOST_OUTSTANDING};
 use self::geometry::Geometry;
 use self::reader::{Done, Read, Reader};
+pub use self::trial::{DiskTrial, try_disk};
 use super::dense::Dense;
 use super::layout::Layout;
 use super::ranks::Ranks;

@@ -14,6 +14,7 @@ pub mod generate;
 pub mod governor;
 pub mod learn;
 pub mod model;
+pub mod outlook;
 pub mod plant;
 pub mod profile;
 pub mod sensors;

@@ -34,12 +34,7 @@ pub(super) fn execute(args: &DoctorArgs) -> Result<ExitCode> {
     let spaces = Space::at(Path::new(".")).into_iter().collect();
     let facts = Facts::read(&Roots::default(), &subject, disk, spaces);
     let report = Report::new(&subject, &facts);
-    let text = if args.json {
-        serde_json::to_string_pretty(&report)?
-    } else {
-        report.to_string()
-    };
-    common::say(&text)?;
+    common::say_report(&report, args.json)?;
     Ok(if report.worst == Level::Fail {
         ExitCode::FAILURE
     } else {

@@ -9,6 +9,7 @@ mod generate;
 mod inspect;
 mod journal;
 mod log;
+mod plan;
 mod profile;
 mod reload;
 mod remote;
@@ -51,6 +52,8 @@ enum Verb {
     Inspect(inspect::InspectArgs),
     /// Check this machine for a model, and say how to mend what is amiss
     Doctor(doctor::DoctorArgs),
+    /// Say what a model would do in so much memory: pins, hits, speed, and whether control pays
+    Plan(plan::PlanArgs),
     /// Count expert use over prompts, as a starting point for the pinned set
     Profile(profile::ProfileArgs),
     /// Compare policies on a model: each run a fresh process, in turns, hashes compared
@@ -149,6 +152,7 @@ pub fn main() -> ExitCode {
             return ExitCode::from(MISUSED);
         }
     };
+    crate::engine::end_on_lost_page();
     log::init(invocation.log_level(), invocation.cli.log.log_format);
     match execute(&invocation) {
         Ok(code) => code,
@@ -178,6 +182,7 @@ fn execute(invocation: &Invocation) -> anyhow::Result<ExitCode> {
         Verb::Serve(args) => serve::execute(args, invocation),
         Verb::Inspect(args) => inspect::execute(args),
         Verb::Doctor(args) => doctor::execute(args),
+        Verb::Plan(args) => plan::execute(args),
         Verb::Profile(args) => profile::execute(args),
         Verb::Bench(args) => bench::execute(args, config),
         Verb::Journal(args) => journal::execute(args),

@@ -131,13 +131,7 @@ impl Facts {
     /// What weights may take on the host and in the tightest cgroup, after the reserves; `None` when
     /// neither is known.
     pub(super) fn usable_bytes(&self) -> Option<u64> {
-        let host = self.sample.host.map(|h| h.available_bytes);
-        let cgroup = self.sample.cgroup.map(|c| c.available_bytes);
-        let after = |bytes: Option<u64>, reserve| bytes.map(|b| b.saturating_sub(reserve));
-        after(host, self.reserves.0)
-            .into_iter()
-            .chain(after(cgroup, self.reserves.1))
-            .min()
+        self.sample.usable_bytes(self.reserves.0, self.reserves.1)
     }
 
     /// Bytes of swap in all; `None` when that is not known.

@@ -3,7 +3,6 @@
 use super::support::{
     self, clean, copy_tree, program, recorded_tree, run, within, without_privilege,
 };
-use hotpin::bench::cgroup::CgroupParent;
 use hotpin::doctor::{Check, Facts, Level, Report, Space, Subject};
 use hotpin::model::{Demand, ModelMap};
 use hotpin::sensors::Roots;
@@ -578,9 +577,8 @@ fn a_real_cgroup_below_the_dense_weights_fails_the_examination() {
     let Some(model) = support::moe(name) else {
         return;
     };
-    let parent = match CgroupParent::find(Path::new("/")) {
-        Ok(parent) => parent,
-        Err(error) => return eprintln!("SKIPPED {name}: {error}"),
+    let Some(parent) = support::cgroups(name) else {
+        return;
     };
     let group = parent.run_group(40 << 20).expect("group");
     let join = group.join();

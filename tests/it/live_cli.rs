@@ -4,12 +4,10 @@ use super::support::{
     self, Ran, THREADS, greedy, kb_line, program, run, run_with_input, unevictable_bytes,
     wait_until, within, without_privilege,
 };
-use hotpin::bench::cgroup::CgroupParent;
 use hotpin::governor::Entry;
 use hotpin::model::ModelMap;
 use hotpin::profile::Profile;
 use hotpin_controllers::{Ceiling, PinLimit, Reason};
-use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use serde_json::Value;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -30,12 +28,8 @@ struct Place {
 impl Place {
     fn new(model: &Path) -> Self {
         let map = ModelMap::open(model).expect("model map");
-        let experts = u64::from(map.layers()[0].experts);
-        let counts: Vec<u64> = (0..map.shape().total_experts() as u64)
-            .map(|i| 1000 / (1 + i % experts))
-            .collect();
         let folder = tempfile::tempdir().expect("temp dir");
-        Profile::new(&map, &counts, 1000)
+        support::low_profile(&map)
             .save(&folder.path().join("p.toml"))
             .expect("save");
         Self { folder, map }
@@ -169,25 +163,20 @@ fn a_killed_program_leaves_nothing_locked() {
     let Some(model) = support::moe(name) else {
         return;
     };
-    let parent = match CgroupParent::find(Path::new("/")) {
-        Ok(parent) => parent,
-        Err(error) => return eprintln!("SKIPPED {name}: {error}"),
+    let Some(parent) = support::cgroups(name) else {
+        return;
     };
     // A group of its own and a file of its own: other tests lock and unlock meanwhile, and a page counts
     // in the group that read it first.
     let group = parent.run_group(4 << 30).expect("group");
     let join = group.join();
-    let folder = tempfile::tempdir_in(model.parent().expect("folder")).expect("temp dir");
-    let copy = folder.path().join("m.gguf");
-    std::fs::copy(&model, &copy).expect("copy");
-    let file = std::fs::File::open(&copy).expect("open");
-    file.sync_all().expect("sync");
-    posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).expect("evict");
-    let place = Place::new(&copy);
+    let own = support::Copy::of(&model);
+    let copy = &own.model;
+    let place = Place::new(copy);
     let profile = place.at("p.toml");
     let args = [
         "run",
-        text(&copy),
+        text(copy),
         "--raw",
         "-p",
         PROMPT,

@@ -113,6 +113,11 @@ impl Arena {
         (slot as usize + 1) * self.slot_bytes <= self.locked_bytes
     }
 
+    /// Bytes that are locked.
+    pub(super) fn locked_bytes(&self) -> usize {
+        self.locked_bytes
+    }
+
     /// Why not everything is locked.
     pub(super) fn lock_error(&self) -> Option<Errno> {
         self.lock_error

@@ -1,11 +1,11 @@
 //! The model's files as the direct store reads them, and what alignment they want.
 
 use crate::model::Shard;
+use crate::store::unchanged::Stamp;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::os::unix::fs::OpenOptionsExt;
 
 /// Alignment where the kernel does not tell one: larger than any logical block in use.
 const UNKNOWN_ALIGN_BYTES: usize = 4096;
@@ -19,25 +19,6 @@ pub(super) struct ModelFile {
     /// The same file through the page cache: the second path of `--verify`, and what answers when
     /// direct reads are refused.
     pub(super) cached: File,
-    path: PathBuf,
-    stamp: Stamp,
-}
-
-/// What must not change while a file is in use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
-    bytes: u64,
-    modified: (i64, i64),
-}
-
-impl Stamp {
-    fn of(file: &File) -> io::Result<Self> {
-        let metadata = file.metadata()?;
-        Ok(Self {
-            bytes: metadata.len(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-        })
-    }
 }
 
 /// All shards, with the alignment that suits them all.
@@ -89,21 +70,8 @@ impl ModelFiles {
                 .custom_flags(flags)
                 .open(&shard.path)?;
             let cached = File::open(&shard.path)?;
-            let stamp = Stamp::of(&file)?;
-            if stamp.bytes != shard.file_bytes {
-                return Err(io::Error::other(format!(
-                    "{} has {} bytes and had {} when its header was read",
-                    shard.path.display(),
-                    stamp.bytes,
-                    shard.file_bytes
-                )));
-            }
-            Ok(ModelFile {
-                file,
-                cached,
-                path: shard.path.clone(),
-                stamp,
-            })
+            Stamp::new(shard, &file)?;
+            Ok(ModelFile { file, cached })
         };
         shards.iter().map(open).collect()
     }
@@ -118,22 +86,6 @@ impl ModelFiles {
         self.shards
             .iter()
             .try_for_each(|s| s.file.read_at(block, 0).map(drop))
-    }
-
-    /// Fails when a shard has changed since it was opened.
-    ///
-    /// # Errors
-    /// In words for the user.
-    pub(super) fn check_unchanged(&self, shard: usize) -> Result<(), String> {
-        let file = &self.shards[shard];
-        match Stamp::of(&file.file) {
-            Ok(stamp) if stamp == file.stamp => Ok(()),
-            Ok(_) => Err(format!(
-                "{} has changed while it was in use; start again",
-                file.path.display()
-            )),
-            Err(error) => Err(format!("{}: {error}", file.path.display())),
-        }
     }
 }
 

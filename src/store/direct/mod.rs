@@ -26,7 +26,7 @@ pub use self::trial::{DiskTrial, try_disk};
 use super::dense::Dense;
 use super::layout::Layout;
 use super::ranks::Ranks;
-use super::{DenseLock, ExpertStore, Fetched, StoreError};
+use super::{DenseLock, ExpertStore, Fetched, Limitation, Limited, StoreError};
 use crate::engine::{ExpertArena, Guess, Learned, Window};
 use crate::model::ModelMap;
 use hotpin_controllers::{ExpertId, Held, Residence};
@@ -105,7 +105,7 @@ pub struct DirectStore {
     dense: Dense,
     verify: bool,
     fault: Option<Fault>,
-    notes: Vec<String>,
+    limitations: Vec<Limited>,
 }
 
 /// The engine's side: its reads and what they are for.
@@ -166,14 +166,16 @@ impl DirectStore {
         let books = Books::new(&geometry).map_err(open)?;
         let experts = map.shape().total_experts();
         let (dense, lock) = Dense::new(&layout, piece_bytes, options.lock_dense);
-        let mut notes = Vec::new();
+        let mut limitations = Vec::new();
         if let Some(why) = &files.not_direct {
-            notes.push(format!("experts are read through the page cache: {why}"));
+            let said = format!("experts are read through the page cache: {why}");
+            limitations.push((Limitation::NoDirectIo, said));
         }
         if let Some(why) = no_uring {
-            notes.push(format!(
+            let said = format!(
                 "experts are read without io_uring, so reading and computing do not overlap: {why}"
-            ));
+            );
+            limitations.push((Limitation::NoUring, said));
         }
         let store = Self {
             engine: Mutex::new(Engine {
@@ -196,7 +198,7 @@ impl DirectStore {
             dense,
             verify: options.verify,
             fault: options.fault,
-            notes,
+            limitations,
             geometry,
             files,
             layout,
@@ -204,10 +206,10 @@ impl DirectStore {
         Ok((store, lock))
     }
 
-    /// What the user should know about how this store reads.
+    /// What this store has to do without.
     #[must_use]
-    pub fn notes(&self) -> &[String] {
-        &self.notes
+    pub fn limitations(&self) -> &[Limited] {
+        &self.limitations
     }
 
     /// Queues the reads of an expert's parts `parts` into its slot at `address`.
@@ -522,10 +524,8 @@ impl ExpertStore for DirectStore {
             engine.pending[id.index() * self.geometry.most_parts + part] = true;
             engine.left[id.index()] += 1;
         }
-        if let Some(&(id, _)) = reads.first() {
+        if !reads.is_empty() {
             engine.reader.start().map_err(|e| fail(e.to_string()))?;
-            let shard = self.geometry.extent(id, 0).shard;
-            self.files.check_unchanged(shard).map_err(fail)?;
         }
         Ok(found)
     }
@@ -622,8 +622,21 @@ impl ExpertStore for DirectStore {
         self.measure_reads().ok().flatten()
     }
 
+    fn locked_bytes(&self) -> u64 {
+        let dense = self.dense.locked_ranges().iter().copied();
+        lock(&self.books).locked_bytes() + super::pages::union_bytes(dense)
+    }
+
+    fn check_unchanged(&self) -> Result<(), String> {
+        self.layout.check_unchanged()
+    }
+
     fn residence_into(&self, out: &mut [Residence]) {
         lock(&self.books).residence_into(out);
+    }
+
+    fn set_dense_locked(&self, lock: bool) -> DenseLock {
+        self.dense.set(lock)
     }
 
     fn unlock_all(&self) {

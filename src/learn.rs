@@ -224,7 +224,8 @@ fn check_folder(path: &Path) -> Result<(), ProfileError> {
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
-    tempfile::NamedTempFile::new_in(folder)
+    // A file without a name, of which a crash leaves nothing.
+    tempfile::tempfile_in(folder)
         .map(drop)
         .map_err(|source| ProfileError::Io {
             path: path.to_owned(),

@@ -6,6 +6,7 @@ pub mod bench;
 pub mod cli;
 pub mod config;
 pub mod demo;
+pub mod doctor;
 #[allow(unsafe_code)]
 pub mod engine;
 mod files;
@@ -13,6 +14,7 @@ pub mod generate;
 pub mod governor;
 pub mod learn;
 pub mod model;
+pub mod outlook;
 pub mod plant;
 pub mod profile;
 pub mod sensors;

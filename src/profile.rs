@@ -2,7 +2,6 @@
 
 use crate::model::ModelMap;
 use serde::{Deserialize, Serialize};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// Version of the file's layout.
@@ -169,18 +168,7 @@ impl Profile {
             path: path.to_owned(),
             detail: e.to_string(),
         })?;
-        let folder = path
-            .parent()
-            .filter(|p| !p.as_os_str().is_empty())
-            .unwrap_or(Path::new("."));
-        let write = || {
-            let mut file = tempfile::NamedTempFile::new_in(folder)?;
-            file.write_all(text.as_bytes())?;
-            file.as_file().sync_all()?;
-            file.persist(path).map_err(|e| e.error)?;
-            Ok(())
-        };
-        write().map_err(|source| ProfileError::Io {
+        crate::files::write_whole(path, &text).map_err(|source| ProfileError::Io {
             path: path.to_owned(),
             source,
         })

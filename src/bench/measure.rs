@@ -6,7 +6,7 @@
 use super::protocol::{ChildError, ChildRequest, ChildResult, SegmentResult, Task};
 use super::roofline::{Measured, Roofline};
 use crate::engine::{EngineOptions, Model, Session, Token};
-use crate::governor::{Journal, JournalFile};
+use crate::governor::{Journal, JournalFile, OnFailure};
 use crate::model::ModelMap;
 use crate::plant::{Rig, RigOptions, Totals};
 use crate::profile::Profile;
@@ -140,6 +140,8 @@ fn rig_options(request: &ChildRequest, map: &ModelMap) -> Result<RigOptions> {
         tick: Duration::from_millis(passed.tick_ms),
         journal: Journal::new(journal),
         recorder,
+        // A run that is not regulated as it should be is no figure.
+        on_failure: OnFailure::Stop,
     })
 }
 

@@ -55,6 +55,7 @@ impl ControlArgs {
                 .as_deref()
                 .map(|path| Recorder::create(path, map))
                 .transpose()?,
+            on_failure: self.on_failure,
         };
         Ok((options, learner))
     }
@@ -121,6 +122,19 @@ pub(super) fn say(text: &str) -> std::io::Result<()> {
     }
 }
 
+/// Prints a report, in words or as JSON.
+pub(super) fn say_report(
+    report: &(impl serde::Serialize + std::fmt::Display),
+    json: bool,
+) -> Result<()> {
+    let text = if json {
+        serde_json::to_string_pretty(report)?
+    } else {
+        report.to_string()
+    };
+    Ok(say(&text)?)
+}
+
 /// Maps a model, with a progress bar on a terminal. A model whose experts a store will fetch is not
 /// read for that; `policy` off loads as llama.cpp does.
 pub(super) fn load(path: &Path, policy: PolicyKind) -> Result<(ModelMap, Model)> {
@@ -179,8 +193,13 @@ pub(super) fn assemble_watched<'m>(
     });
     bar.finish_and_clear();
     let rig = rig?;
-    for note in &rig.notes {
-        self::note(&format!("hotpin: {note}"));
+    for said in rig
+        .limitations
+        .iter()
+        .map(|(_, said)| said)
+        .chain(&rig.notes)
+    {
+        note(&format!("hotpin: {said}"));
     }
     Ok(rig)
 }

@@ -22,12 +22,7 @@ pub(super) struct InspectArgs {
 pub(super) fn execute(args: &InspectArgs) -> Result<ExitCode> {
     let map = ModelMap::open(&args.model)?;
     let report = Inspection::new(&map, memory());
-    let text = if args.json {
-        serde_json::to_string_pretty(&report)?
-    } else {
-        report.to_string()
-    };
-    common::say(&text)?;
+    common::say_report(&report, args.json)?;
     Ok(ExitCode::SUCCESS)
 }
 

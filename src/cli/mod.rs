@@ -4,10 +4,12 @@ mod bench;
 mod common;
 mod config;
 mod demo;
+mod doctor;
 mod generate;
 mod inspect;
 mod journal;
 mod log;
+mod plan;
 mod profile;
 mod reload;
 mod remote;
@@ -48,6 +50,10 @@ enum Verb {
     Serve(Box<serve::ServeArgs>),
     /// Say what a model file holds and whether it fits this machine
     Inspect(inspect::InspectArgs),
+    /// Check this machine for a model, and say how to mend what is amiss
+    Doctor(doctor::DoctorArgs),
+    /// Say what a model would do in so much memory: pins, hits, speed, and whether control pays
+    Plan(plan::PlanArgs),
     /// Count expert use over prompts, as a starting point for the pinned set
     Profile(profile::ProfileArgs),
     /// Compare policies on a model: each run a fresh process, in turns, hashes compared
@@ -146,15 +152,27 @@ pub fn main() -> ExitCode {
             return ExitCode::from(MISUSED);
         }
     };
+    crate::engine::end_on_lost_page();
     log::init(invocation.log_level(), invocation.cli.log.log_format);
     match execute(&invocation) {
         Ok(code) => code,
         Err(error) => {
-            log::note(&format!("hotpin: {error:#}"));
+            log::note(&format!("hotpin: {}", told(&error)));
             let misused = error.is::<common::Usage>() || error.is::<ConfigError>();
             ExitCode::from(if misused { MISUSED } else { FAILED })
         }
     }
+}
+
+/// An error with its causes, as far as they are not in its own words already.
+fn told(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 fn execute(invocation: &Invocation) -> anyhow::Result<ExitCode> {
@@ -163,6 +181,8 @@ fn execute(invocation: &Invocation) -> anyhow::Result<ExitCode> {
         Verb::Run(args) => run::execute(args, config),
         Verb::Serve(args) => serve::execute(args, invocation),
         Verb::Inspect(args) => inspect::execute(args),
+        Verb::Doctor(args) => doctor::execute(args),
+        Verb::Plan(args) => plan::execute(args),
         Verb::Profile(args) => profile::execute(args),
         Verb::Bench(args) => bench::execute(args, config),
         Verb::Journal(args) => journal::execute(args),
@@ -179,8 +199,17 @@ fn execute(invocation: &Invocation) -> anyhow::Result<ExitCode> {
 
 #[cfg(test)]
 mod tests {
-    use super::Cli;
+    use super::{Cli, told};
     use clap::CommandFactory;
+
+    #[test]
+    fn causes_are_told_once() {
+        let inner = || std::io::Error::other("no disk");
+        let apart = anyhow::Error::new(inner()).context("reading m");
+        assert_eq!(told(&apart), "reading m: no disk");
+        let within = anyhow::Error::new(inner()).context("reading m failed: no disk");
+        assert_eq!(told(&within), "reading m failed: no disk");
+    }
 
     #[test]
     fn the_arguments_are_consistent() {

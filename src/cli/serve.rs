@@ -241,6 +241,8 @@ fn serve(
         n_ctx: info.n_ctx,
         info,
         monitor: rig.governor.as_ref().map(|governor| governor.monitor()),
+        store: rig.store.clone(),
+        limitations: rig.limitations.clone(),
         counters: Arc::clone(&rig.counters),
         shape: map.is_moe().then(|| map.shape().clone()),
         blocks: map.layers().iter().map(|layer| layer.block).collect(),
@@ -256,7 +258,10 @@ fn serve(
     .recorded(rig.recording.clone())
     .run();
     learning.map_or(Ok(()), Learning::finish)?;
-    Ok(())
+    // After everything is saved: a service manager starts it anew.
+    rig.counters
+        .halted()
+        .map_or(Ok(()), |cause| Err(anyhow::anyhow!("{cause}")))
 }
 
 fn info(

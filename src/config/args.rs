@@ -1,6 +1,7 @@
 //! Options that several verbs share, each defined once. A heading here is a section of `hotpin.toml`.
 
 use crate::engine::{CacheType, EngineOptions, FlashAttention};
+use crate::governor::OnFailure;
 use crate::size::{SizeError, parse_size, total_ram_bytes};
 use crate::store::StoreKind;
 use clap::{ArgAction, Args};
@@ -117,6 +118,15 @@ pub struct ControlArgs {
     /// Record the routing of every token to FILE, for hotpin-sim
     #[arg(long, env = "HOTPIN_RECORD", value_name = "FILE")]
     pub record: Option<PathBuf>,
+    /// What becomes of a session whose control fails: it goes on without, or ends with an error
+    #[arg(
+        long,
+        env = "HOTPIN_ON_FAILURE",
+        value_enum,
+        default_value = "go-on",
+        value_name = "WHAT"
+    )]
+    pub on_failure: OnFailure,
     /// What a session shares with a benchmark.
     #[command(flatten)]
     pub regulation: RegulationArgs,

@@ -12,8 +12,8 @@ use std::path::PathBuf;
 /// Headings of the command line that are sections of the file.
 const SECTIONS: [&str; 5] = ["engine", "control", "generation", "server", "log"];
 /// Verbs that take settings from the file.
-pub const VERBS: [&str; 7] = [
-    "serve", "run", "bench", "profile", "inspect", "top", "explain",
+pub const VERBS: [&str; 9] = [
+    "serve", "run", "bench", "profile", "inspect", "plan", "doctor", "top", "explain",
 ];
 /// How alike two keys must be for one to be meant by the other.
 const ALIKE: f64 = 0.85;

@@ -275,6 +275,11 @@ impl<'m> Session<'m> {
             Some(cause) => Err(EngineError::Poisoned(cause)),
             None => result.map_err(|e| fail(e.to_string())),
         };
+        let outcome = outcome.and_then(|()| {
+            let tap = self.tap.as_mut();
+            tap.map_or(Ok(()), |tap| tap.get_mut().accept())
+                .map_err(EngineError::Poisoned)
+        });
         if outcome.is_err() {
             if let Some(tap) = &mut self.tap {
                 tap.get_mut().abandon();

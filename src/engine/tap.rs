@@ -64,7 +64,16 @@ pub trait RouteSink: Send {
     /// The cause in plain words.
     fn routed(&mut self, routed: &Routed<'_>) -> Result<(), String>;
 
-    /// Called after each decode, seen or not, with the time since the last layer's answer and the
+    /// Called after each decode, seen or not, before anything that it computed is used. An error makes
+    /// it one that failed.
+    ///
+    /// # Errors
+    /// The cause in plain words.
+    fn accept(&mut self) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Called after each decode that was accepted, with the time since the last layer's answer and the
     /// decode's whole time, ns.
     fn decoded(&mut self, pass: Pass, tokens: usize, since_last_ns: u64, decode_ns: u64);
 
@@ -250,6 +259,11 @@ impl Tap {
     }
 
     /// Marks the end of a decode that failed.
+    /// Asks whether what a decode computed may be used.
+    pub(super) fn accept(&mut self) -> Result<(), String> {
+        self.sink.as_mut().map_or(Ok(()), |sink| sink.accept())
+    }
+
     pub(super) fn abandon(&mut self) {
         if let Some(sink) = &mut self.sink {
             sink.abandoned();

@@ -2,15 +2,19 @@
 //! store. On its own thread; the engine never waits for it.
 
 mod act;
+mod alarm;
+mod dense;
 mod journal;
 mod monitor;
 mod observe;
+mod watchdog;
 
+pub use dense::DenseWeights;
 pub use journal::{Change, Entry, Journal, JournalError, JournalFile};
 pub use monitor::{Event, Fate, Monitor, Page, Standing};
 
 use crate::plant::{Counters, Totals};
-use crate::sensors::{Roots, Sensors};
+use crate::sensors::{DegradedReason, DegradedSet, Roots, Sensors};
 use crate::store::ExpertStore;
 use crate::time::nanos;
 use crate::trace::Recording;
@@ -23,6 +27,21 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use watchdog::UnderWay;
+
+/// How long a tick may take before it counts as stuck. Ticks lock as much as a disk reads in some of
+/// their times; this is far beyond, also on a slow disk.
+pub const STUCK_AFTER: Duration = Duration::from_secs(30);
+
+/// What becomes of a session whose governor fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum OnFailure {
+    /// It goes on without control; after a panic everything is unlocked.
+    #[default]
+    GoOn,
+    /// It ends with an error.
+    Stop,
+}
 
 /// Settings of the loop.
 #[derive(Debug, Clone)]
@@ -31,12 +50,16 @@ pub struct GovernorOptions {
     pub tick: Duration,
     /// Roots of /proc and /sys.
     pub roots: Roots,
-    /// Bytes of dense weights that are locked.
-    pub dense_locked_bytes: u64,
+    /// The dense weights.
+    pub dense: DenseWeights,
     /// Locked runs of an expert: how many slices it has, each of which may split a mapping.
     pub slices_per_expert: usize,
     /// Where ticks are recorded.
     pub recording: Option<Recording>,
+    /// What becomes of the session when the loop fails.
+    pub on_failure: OnFailure,
+    /// How long a tick may take before it counts as stuck.
+    pub stuck_after: Duration,
 }
 
 /// Everything the governor regulates and reads.
@@ -83,6 +106,10 @@ pub struct Status {
     pub limit: Option<Option<u64>>,
     /// Why the loop ended, when it did before it was asked to.
     pub failed: Option<String>,
+    /// What the watchdog says of a tick that does not end, while it does not.
+    pub stuck: Option<String>,
+    /// What the sensors cannot tell.
+    pub degraded: Vec<DegradedReason>,
 }
 
 /// What was done to an expert.
@@ -115,6 +142,7 @@ struct Shared {
     experts: Mutex<Experts>,
     orders: Mutex<Orders>,
     ticks: tokio::sync::watch::Sender<u64>,
+    under_way: UnderWay,
 }
 
 /// A running governor. Stopping (or dropping) it joins the thread; pins stay until the store goes.
@@ -122,6 +150,7 @@ struct Shared {
 pub struct Governor {
     shared: Arc<Shared>,
     thread: Option<std::thread::JoinHandle<()>>,
+    watchdog: Option<std::thread::JoinHandle<()>>,
 }
 
 /// What goes round the loop, on the governor's thread.
@@ -137,6 +166,7 @@ struct Loop {
     residence: Vec<Residence>,
     first_faults: Option<u64>,
     first_stall_us: Option<u64>,
+    degraded: DegradedSet,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -165,6 +195,7 @@ impl Governor {
             experts: Mutex::new(Experts::new(regulated.shape.total_experts())),
             orders: Mutex::default(),
             ticks: tokio::sync::watch::Sender::new(0),
+            under_way: UnderWay::default(),
         });
         let started = Instant::now();
         let mut looped = Loop {
@@ -175,18 +206,25 @@ impl Governor {
             residence: vec![Residence::Absent; regulated.shape.total_experts()],
             first_faults: None,
             first_stall_us: None,
+            degraded: DegradedSet::default(),
             options,
             regulated,
             policy,
             started,
         };
-        let thread = if looped.guarded_tick(Some(progress)) {
-            let builder = std::thread::Builder::new().name("hotpin-governor".into());
-            Some(builder.spawn(move || looped.run())?)
-        } else {
-            None
+        let mut governor = Self {
+            shared: Arc::clone(&shared),
+            thread: None,
+            watchdog: None,
         };
-        Ok(Self { shared, thread })
+        if looped.guarded_tick(Some(progress)) {
+            let regulated = looped.regulated.clone();
+            let (limit, on_failure) = (looped.options.stuck_after, looped.options.on_failure);
+            governor.thread = Some(spawn("hotpin-governor", move || looped.run())?);
+            let watch = move || watchdog::watch(&shared, &regulated, limit, on_failure);
+            governor.watchdog = Some(spawn("hotpin-watchdog", watch)?);
+        }
+        Ok(governor)
     }
 
     /// The last tick.
@@ -213,16 +251,43 @@ impl Governor {
         lock(&self.shared.tick_ns).clone()
     }
 
-    /// Ends the loop and waits for its thread.
+    /// Ends the loop and waits for its threads. A loop that is stuck cannot be waited for, and what it
+    /// holds cannot be taken apart: then the program ends here.
     pub fn stop(&mut self) {
         *lock(&self.shared.stop) = true;
         self.shared.wake.notify_all();
+        if let Some(watchdog) = self.watchdog.take() {
+            let _ = watchdog.join();
+        }
         if let Some(thread) = self.thread.take() {
+            if lock(&self.shared.status).stuck.is_some() && !ends_within(&thread, PATIENCE) {
+                tracing::error!("the governor's tick does not end; the program ends without it");
+                std::process::exit(1);
+            }
             // A panic in the loop is caught inside and reported in the status.
             let _ = thread.join();
         }
         lock(&self.shared.journal).flush();
     }
+}
+
+/// How long a stuck tick is waited for at the end.
+const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE_STEP: Duration = Duration::from_millis(20);
+
+fn ends_within(thread: &std::thread::JoinHandle<()>, limit: Duration) -> bool {
+    let until = Instant::now() + limit;
+    while !thread.is_finished() && Instant::now() < until {
+        std::thread::sleep(PATIENCE_STEP);
+    }
+    thread.is_finished()
+}
+
+fn spawn(
+    name: &str,
+    body: impl FnOnce() + Send + 'static,
+) -> std::io::Result<std::thread::JoinHandle<()>> {
+    std::thread::Builder::new().name(name.into()).spawn(body)
 }
 
 impl Drop for Governor {
@@ -239,39 +304,10 @@ fn new_histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1_000, 60_000_000_000, 2).expect("1 us to 60 s at 2 digits")
 }
 
-impl Loop {
-    fn run(mut self) {
-        let mut due = Instant::now() + self.options.tick;
-        loop {
-            if self.wait_until(due) {
-                return;
-            }
-            if !self.guarded_tick(None) {
-                return;
-            }
-            // A tick that took too long, or a suspended machine, is not caught up with.
-            due = (due + self.options.tick).max(Instant::now());
-        }
-    }
-
-    /// One tick; false when it panicked, and with it the loop has to end.
-    fn guarded_tick(&mut self, progress: Option<&mut dyn FnMut(u64, u64)>) -> bool {
-        if catch_unwind(AssertUnwindSafe(|| self.tick(progress))).is_ok() {
-            return true;
-        }
-        // Without control, locked memory must not outlive the reason for it.
-        self.regulated.store.unlock_all();
-        let why = "the governor's tick panicked; everything was unlocked and the session goes on without control";
-        tracing::error!("{why}");
-        lock(&self.shared.status).failed = Some(why.to_owned());
-        // Whoever waits for a tick is told that there will be none.
-        self.shared.ticks.send_modify(|_| ());
-        false
-    }
-
-    /// Waits for the next tick; true when it is time to stop.
-    fn wait_until(&self, due: Instant) -> bool {
-        let mut stop = lock(&self.shared.stop);
+impl Shared {
+    /// Waits until `due`; true when it is time to stop.
+    fn stops_before(&self, due: Instant) -> bool {
+        let mut stop = lock(&self.stop);
         loop {
             if *stop {
                 return true;
@@ -281,12 +317,91 @@ impl Loop {
                 return false;
             }
             stop = self
-                .shared
                 .wake
                 .wait_timeout(stop, due - now)
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
+    }
+
+    fn stops_within(&self, time: Duration) -> bool {
+        self.stops_before(Instant::now() + time)
+    }
+}
+
+impl Loop {
+    fn run(mut self) {
+        let mut due = Instant::now() + self.options.tick;
+        loop {
+            let Some(when) = self.next_tick(due) else {
+                return;
+            };
+            due = when;
+            if !self.guarded_tick(None) {
+                return;
+            }
+            // A tick that took too long, or a suspended machine, is not caught up with.
+            due = (due + self.options.tick).max(Instant::now());
+        }
+    }
+
+    /// Waits for the next tick, which comes at `due`, or before when memory runs short. Returns when it
+    /// came; `None` when it is time to stop.
+    fn next_tick(&mut self, due: Instant) -> Option<Instant> {
+        let tick = self.options.tick;
+        let dense = self.options.dense;
+        let floors = [dense.host_reserve_bytes, dense.cgroup_reserve_bytes].map(alarm::floor_bytes);
+        let mut look = Instant::now() + alarm::least_apart(tick);
+        loop {
+            if self.shared.stops_before(look.min(due)) {
+                return None;
+            }
+            if look >= due {
+                return Some(due);
+            }
+            // What nobody holds cannot be given back.
+            if self.holds_nothing() {
+                look = due;
+                continue;
+            }
+            match alarm::judge(self.sensors.usable_bytes(floors[0], floors[1]), tick) {
+                alarm::Next::Tick => return Some(Instant::now()),
+                alarm::Next::Look(after) => look = Instant::now() + after,
+            }
+        }
+    }
+
+    fn holds_nothing(&self) -> bool {
+        let held = self.regulated.store.held();
+        held.pinned_bytes + held.transit_bytes == 0 && self.options.dense.locked_bytes == 0
+    }
+
+    /// One tick; false when it panicked, and with it the loop has to end.
+    fn guarded_tick(&mut self, progress: Option<&mut dyn FnMut(u64, u64)>) -> bool {
+        self.shared.under_way.begin();
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.tick(progress)));
+        self.shared.under_way.end();
+        if outcome.is_ok() {
+            return true;
+        }
+        // Without control, locked memory must not outlive the reason for it.
+        self.regulated.store.unlock_all();
+        let why = match self.options.on_failure {
+            OnFailure::GoOn => {
+                "the governor's tick panicked; everything was unlocked and the session goes on without control"
+            }
+            OnFailure::Stop => {
+                "the governor's tick panicked; everything was unlocked and the session ends"
+            }
+        };
+        tracing::error!("{why}");
+        if self.options.on_failure == OnFailure::Stop {
+            self.regulated.counters.halt(why.to_owned());
+        }
+        lock(&self.shared.status).failed = Some(why.to_owned());
+        // Whoever waits for a tick is told that there will be none.
+        self.shared.ticks.send_modify(|_| ());
+        false
     }
 
     fn tick(&mut self, progress: Option<&mut dyn FnMut(u64, u64)>) {
@@ -310,6 +425,7 @@ impl Loop {
             lock(&self.shared.status).limit = Some(limit);
         }
         let sample = self.sensors.sample(now);
+        self.note_degraded(sample.degraded);
         self.plant.read(&self.regulated);
         let observation = self
             .plant
@@ -322,6 +438,11 @@ impl Loop {
                 .retain(|action| action.reason == Reason::Shrink);
         }
         let decided_ns = nanos(began.elapsed());
+        let pinned_bytes = self.regulated.store.held().pinned_bytes;
+        let dense = &mut self.options.dense;
+        if let Some(lock) = dense.change(&sample, self.decision.capacity_bytes, pinned_bytes) {
+            dense.set(self.regulated.store.as_ref(), lock);
+        }
         if let Some(recording) = &self.options.recording {
             recording.tick(&observation, &self.decision);
         }
@@ -340,6 +461,22 @@ impl Loop {
             // depend on how much is locked and are in the journal.
             let _ = lock(&self.shared.tick_ns).record(decided_ns.max(1_000));
         }
+    }
+
+    /// Says what the sensors can no longer tell, once, and keeps it in the status.
+    fn note_degraded(&mut self, now: DegradedSet) {
+        if now == self.degraded {
+            return;
+        }
+        let reasons = self.sensors.degraded();
+        let news = now.since(self.degraded);
+        for DegradedReason { state, reason } in &reasons {
+            if news.contains(*state) {
+                tracing::warn!("{}: {} ({reason})", state.name(), state.meaning());
+            }
+        }
+        self.degraded = now;
+        lock(&self.shared.status).degraded = reasons;
     }
 
     fn report(

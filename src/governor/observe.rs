@@ -64,19 +64,21 @@ impl Plant {
         };
         self.faults = sample.faults;
         let locks = sample.locks.limits(
-            options.dense_locked_bytes,
+            options.dense.locked_bytes,
             map_budget(sample, options, shape),
         );
-        // Transit counts as available, wherever it is.
+        // Transit counts as available, wherever it is; what is to be locked first does not.
         let ours = self.private_transit_bytes;
+        let claim = options.dense.claim_bytes();
+        let left = |bytes: u64| bytes.saturating_add(ours).saturating_sub(claim);
         Observation {
             now: sample.now,
             host: sample.host.map(|host| HostMemory {
-                available_bytes: host.available_bytes.saturating_add(ours),
+                available_bytes: left(host.available_bytes),
                 ..host
             }),
             cgroup: sample.cgroup.map(|cgroup| CgroupMemory {
-                available_bytes: cgroup.available_bytes.saturating_add(ours),
+                available_bytes: left(cgroup.available_bytes),
                 ..cgroup
             }),
             pressure: sample.pressure,

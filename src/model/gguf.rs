@@ -58,13 +58,27 @@ impl TensorInfo {
     }
 }
 
-/// Which file it was, as the system tells it apart.
+/// Which file it was, as the system tells it apart, and in which state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileIdentity {
     /// Device number.
     pub device: u64,
     /// Inode number on that device.
     pub inode: u64,
+    /// When its contents were changed last: seconds, and nanoseconds within them.
+    pub modified: (i64, i64),
+}
+
+impl FileIdentity {
+    /// The identity of an open file.
+    #[must_use]
+    pub fn of(metadata: &std::fs::Metadata) -> Self {
+        Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+        }
+    }
 }
 
 /// The header of one file.
@@ -120,10 +134,7 @@ pub fn read_file(path: &Path, keep: fn(&str) -> bool) -> Result<Header, ModelErr
     let file = File::open(path).map_err(io("open the model"))?;
     let stat = file.metadata().map_err(io("stat the model"))?;
     let mut header = read(file, path, stat.len(), keep)?;
-    header.identity = FileIdentity {
-        device: stat.dev(),
-        inode: stat.ino(),
-    };
+    header.identity = FileIdentity::of(&stat);
     Ok(header)
 }
 

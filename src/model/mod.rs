@@ -22,6 +22,7 @@ pub use build::{MAX_BLOCKS, MAX_LAYER_EXPERTS};
 pub use error::ModelError;
 pub use experts::{MIN_SIDE_SLICE_BYTES, Role, is_of_experts};
 pub use fit::{Demand, Fit, Judgement, Memory};
+pub use gguf::FileIdentity;
 pub use inspect::Inspection;
 pub use map::{ModelMap, MoeLayer, Part, Range, Shard, Slice, Tensor, TensorKind};
 pub use metadata::{Metadata, PerLayer, Value};

@@ -1,6 +1,7 @@
 //! Running totals, written by the engine's thread and read by anyone.
 
 use crate::engine::Pass;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Layers are counted by how many of their routed experts were missing, up to this many.
@@ -21,6 +22,7 @@ pub struct Counters {
     misses: AtomicU64,
     fetch_bytes: AtomicU64,
     missed: [AtomicU64; MOST_MISSED + 1],
+    halted: OnceLock<String>,
 }
 
 /// A copy of the scalar totals. Units are in the names.
@@ -86,7 +88,19 @@ impl Counters {
             misses: AtomicU64::new(0),
             fetch_bytes: AtomicU64::new(0),
             missed: std::array::from_fn(|_| AtomicU64::new(0)),
+            halted: OnceLock::new(),
         }
+    }
+
+    /// Ends the session for good: no decode succeeds any more. The first cause counts.
+    pub fn halt(&self, cause: String) {
+        let _ = self.halted.set(cause);
+    }
+
+    /// Why the session has ended, when it has.
+    #[must_use]
+    pub fn halted(&self) -> Option<&str> {
+        self.halted.get().map(String::as_str)
     }
 
     pub(super) fn routed_in_decode(&self, expert: usize) {

@@ -199,6 +199,18 @@ impl RouteSink for Feeder {
         Ok(())
     }
 
+    fn accept(&mut self) -> Result<(), String> {
+        if self.counters.halted().is_none()
+            && let Err(cause) = self.store.check_unchanged()
+        {
+            // It will not be again what it was.
+            self.counters.halt(cause);
+        }
+        self.counters
+            .halted()
+            .map_or(Ok(()), |cause| Err(cause.to_owned()))
+    }
+
     fn decoded(&mut self, pass: Pass, tokens: usize, since_last_ns: u64, decode_ns: u64) {
         self.store.release();
         if pass == Pass::Next {

@@ -3,14 +3,18 @@
 
 use super::{Counters, Feeder};
 use crate::engine::{EngineError, EngineOptions, ExpertArena, Learned, Model, Poll, Session};
-use crate::governor::{Governor, GovernorOptions, Journal, Regulated};
+use crate::governor::{
+    DenseWeights, Governor, GovernorOptions, Journal, OnFailure, Regulated, STUCK_AFTER,
+};
 use crate::model::ModelMap;
-use crate::sensors::{Roots, readahead_request_bytes, system_summary};
+use crate::sensors::{Roots, Sensors, readahead_request_bytes, system_summary};
+use crate::size::format_bytes;
 use crate::store::{
-    DenseLock, DirectOptions, DirectStore, ExpertStore, Layout, LayoutError, MappedStore,
-    StoreError, StoreKind, TransitKeeper,
+    DenseLock, DirectOptions, DirectStore, ExpertStore, Layout, LayoutError, Limitation, Limited,
+    MappedStore, StoreError, StoreKind, TransitKeeper,
 };
 use crate::trace::{Recorder, Recording};
+use hotpin_controllers::Moment;
 use hotpin_controllers::config::AdaptiveConfig;
 use hotpin_controllers::policy::{BuildError, PolicyKind, build};
 use std::sync::Arc;
@@ -40,6 +44,8 @@ pub struct RigOptions {
     pub journal: Journal,
     /// Records routing.
     pub recorder: Option<Recorder>,
+    /// What becomes of the session when its governor fails.
+    pub on_failure: OnFailure,
 }
 
 /// Why a session could not be put together.
@@ -78,7 +84,9 @@ pub struct Rig<'m> {
     pub store_kind: StoreKind,
     /// Where prompts are announced, when the session is recorded.
     pub recording: Option<Recording>,
-    /// What the user should know about how this session runs.
+    /// What this session has to do without.
+    pub limitations: Vec<Limited>,
+    /// What else the user should know about how it runs.
     pub notes: Vec<String>,
 }
 
@@ -131,6 +139,7 @@ impl<'m> Rig<'m> {
             store: None,
             store_kind: StoreKind::Mapped,
             recording: None,
+            limitations: Vec::new(),
             notes: Vec::new(),
         };
         if !map.is_moe() {
@@ -163,17 +172,24 @@ impl<'m> Rig<'m> {
             .slices()
             .len()
             .div_ceil(map.shape().total_experts().max(1));
-        let made = make_store(map, learned, &options)?;
-        let dense_locked_bytes = match made.dense {
-            DenseLock::Locked(bytes) => bytes,
-            DenseLock::Skipped => 0,
-            DenseLock::Failed(error) => {
-                self.notes
-                    .push(format!("dense weights are not locked: {error}"));
-                0
-            }
+        let mut dense = DenseWeights::new(map.dense_bytes(), &options.control.capacity);
+        let now = Moment::default();
+        let room = dense.fit(&Sensors::open(&Roots::default(), now).sample(now));
+        let made = make_store(map, learned, &options, room)?;
+        dense.note(&made.dense);
+        let not_locked = match &made.dense {
+            DenseLock::Locked(_) => None,
+            DenseLock::Skipped => Some(format!(
+                "their {} do not fit beside the reserve",
+                format_bytes(dense.bytes)
+            )),
+            DenseLock::Failed(error) => Some(error.to_string()),
         };
-        self.notes.extend(made.notes);
+        if let Some(why) = not_locked {
+            let said = format!("dense weights are not locked: {why}");
+            self.limitations.push((Limitation::DenseUnlocked, said));
+        }
+        self.limitations.extend(made.limitations);
         self.store_kind = made.kind;
         self.recording = options.recorder.as_ref().map(Recorder::recording);
         let store = made.store;
@@ -187,9 +203,11 @@ impl<'m> Rig<'m> {
             GovernorOptions {
                 tick: options.tick,
                 roots: Roots::default(),
-                dense_locked_bytes,
+                dense,
                 slices_per_expert,
                 recording: self.recording.clone(),
+                on_failure: options.on_failure,
+                stuck_after: STUCK_AFTER,
             },
             regulated,
             policy,
@@ -217,35 +235,51 @@ struct Made {
     arena: Option<Arc<dyn ExpertArena>>,
     kind: StoreKind,
     dense: DenseLock,
-    notes: Vec<String>,
+    limitations: Vec<Limited>,
 }
 
 /// Makes the store that was asked for. `Auto` takes `direct` where this machine lets it read as it is
 /// meant to and what it holds stays in memory, locked or for want of swap; else `mapped`, whose pages
 /// can be dropped and read again.
-fn make_store(map: &ModelMap, learned: &Learned, options: &RigOptions) -> Result<Made, RigError> {
+///
+/// Dense weights are locked when `lock_dense`.
+fn make_store(
+    map: &ModelMap,
+    learned: &Learned,
+    options: &RigOptions,
+    lock_dense: bool,
+) -> Result<Made, RigError> {
+    let direct = DirectOptions {
+        lock_dense: lock_dense && options.direct.lock_dense,
+        ..options.direct
+    };
     let piece_bytes = readahead_request_bytes(&Roots::default(), map.path())
         .ok()
         .and_then(|bytes| usize::try_from(bytes).ok())
         .unwrap_or(UNKNOWN_DEVICE_PIECE_BYTES);
     let why = match options.store {
         StoreKind::Mapped => None,
-        StoreKind::Direct => return Ok(make_direct(map, learned, options, piece_bytes)?),
-        StoreKind::Auto => match make_direct(map, learned, options, piece_bytes) {
-            Ok(made) if made.notes.is_empty() && stays(&made.dense, &Roots::default()) => {
+        StoreKind::Direct => return Ok(make_direct(map, learned, direct, piece_bytes)?),
+        StoreKind::Auto => match make_direct(map, learned, direct, piece_bytes) {
+            Ok(made) if made.limitations.is_empty() && stays(&made.dense, &Roots::default()) => {
                 return Ok(made);
             }
             Ok(made) => Some(match made.dense {
                 DenseLock::Failed(error) => {
                     format!("its memory cannot be locked and may be swapped out: {error}")
                 }
-                DenseLock::Locked(_) | DenseLock::Skipped => made.notes.join("; "),
+                DenseLock::Locked(_) | DenseLock::Skipped => {
+                    let said: Vec<String> = made.limitations.into_iter().map(|(_, s)| s).collect();
+                    said.join("; ")
+                }
             }),
             Err(error) => Some(error.to_string()),
         },
     };
-    let notes =
-        why.map(|why| format!("store mapped, since direct would not do its best here: {why}"));
+    let limitation = why.map(|why| {
+        let said = format!("store mapped, since direct would not do its best here: {why}");
+        (Limitation::MappedInstead, said)
+    });
     let layout = Layout::new(map, learned)?;
     #[expect(
         unsafe_code,
@@ -254,13 +288,13 @@ fn make_store(map: &ModelMap, learned: &Learned, options: &RigOptions) -> Result
     // SAFETY: the mapping belongs to the model, which the rig's lifetime keeps alive longer than the
     // session; the store is dropped with the rig, after the governor's thread was joined.
     let (store, dense) =
-        unsafe { MappedStore::new(layout, keeper_of(options.policy), true, piece_bytes) };
+        unsafe { MappedStore::new(layout, keeper_of(options.policy), lock_dense, piece_bytes) };
     Ok(Made {
         store: Arc::new(store),
         arena: None,
         kind: StoreKind::Mapped,
         dense,
-        notes: notes.into_iter().collect(),
+        limitations: limitation.into_iter().collect(),
     })
 }
 
@@ -275,7 +309,7 @@ fn stays(dense: &DenseLock, roots: &Roots) -> bool {
 fn make_direct(
     map: &ModelMap,
     learned: &Learned,
-    options: &RigOptions,
+    options: DirectOptions,
     piece_bytes: usize,
 ) -> Result<Made, StoreError> {
     let layout = Layout::new(map, learned).map_err(|e| StoreError::Open {
@@ -286,9 +320,8 @@ fn make_direct(
         reason = "only here is it known that the model outlives the store"
     )]
     // SAFETY: as in `make_store`.
-    let (store, dense) =
-        unsafe { DirectStore::new(map, learned, layout, options.direct, piece_bytes) }?;
-    let notes = store.notes().to_vec();
+    let (store, dense) = unsafe { DirectStore::new(map, learned, layout, options, piece_bytes) }?;
+    let limitations = store.limitations().to_vec();
     let store = Arc::new(store);
     let arena: Arc<dyn ExpertArena> = Arc::clone(&store) as _;
     Ok(Made {
@@ -296,6 +329,6 @@ fn make_direct(
         arena: Some(arena),
         kind: StoreKind::Direct,
         dense,
-        notes,
+        limitations,
     })
 }

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::sys::stat::{major, minor};
 
@@ -27,10 +27,34 @@ pub fn read_ahead_kb(roots: &Roots, path: &Path) -> Result<u64, SensorError> {
 /// # Errors
 /// When there is none of the three.
 pub fn read_ahead_kb_of_device(roots: &Roots, major: u64, minor: u64) -> Result<u64, SensorError> {
+    read_ahead(roots, major, minor).map(|setting| setting.kb)
+}
+
+/// A readahead setting and where it is made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadAhead {
+    /// `read_ahead_kb`, KiB.
+    pub kb: u64,
+    /// The file that sets it.
+    pub path: PathBuf,
+}
+
+/// As [`read_ahead_kb_of_device`], with the file that the value came from.
+///
+/// # Errors
+/// When there is none of the three.
+pub fn read_ahead(roots: &Roots, major: u64, minor: u64) -> Result<ReadAhead, SensorError> {
     let backing = roots
         .sys
         .join(format!("class/bdi/{major}:{minor}/read_ahead_kb"));
-    queue_value(roots, major, minor, "read_ahead_kb").or_else(|_| read_once(backing, single_number))
+    let [own, disk] = queue_files(roots, major, minor, "read_ahead_kb");
+    let read = |path: PathBuf| {
+        let kb = read_once(path.clone(), single_number)?;
+        // Without the links, where there are any, it is a name that people know.
+        let path = path.canonicalize().unwrap_or(path);
+        Ok(ReadAhead { kb, path })
+    };
+    read(own).or_else(|_| read(disk)).or_else(|_| read(backing))
 }
 
 /// Bytes that the kernel accepts in one readahead request on the device that holds `path`: the
@@ -50,7 +74,10 @@ pub fn readahead_request_bytes(roots: &Roots, path: &Path) -> Result<u64, Sensor
 }
 
 /// Numbers of the device that holds `path`.
-fn device_of(path: &Path) -> Result<(u64, u64), SensorError> {
+///
+/// # Errors
+/// When `path` does not exist.
+pub fn device_of(path: &Path) -> Result<(u64, u64), SensorError> {
     let device = fs::metadata(path)
         .map_err(|e| SensorError::io(path, e))?
         .dev();
@@ -59,7 +86,12 @@ fn device_of(path: &Path) -> Result<(u64, u64), SensorError> {
 
 /// A setting of the device's own queue, or of its disk's where it is a partition.
 fn queue_value(roots: &Roots, major: u64, minor: u64, name: &str) -> Result<u64, SensorError> {
+    let [own, disk] = queue_files(roots, major, minor, name);
+    read_once(own, single_number).or_else(|_| read_once(disk, single_number))
+}
+
+/// Where a device's own queue and its disk's have a setting.
+fn queue_files(roots: &Roots, major: u64, minor: u64, name: &str) -> [PathBuf; 2] {
     let block = roots.sys.join(format!("dev/block/{major}:{minor}"));
-    read_once(block.join("queue").join(name), single_number)
-        .or_else(|_| read_once(block.join("../queue").join(name), single_number))
+    ["queue", "../queue"].map(|queue| block.join(queue).join(name))
 }

@@ -21,6 +21,8 @@ pub struct CgroupLevel {
     /// `memory.max`, or `memory.high` when lower, or version 1's `memory.limit_in_bytes`, bytes;
     /// `None` when unlimited.
     pub limit_bytes: Option<u64>,
+    /// The file that sets this limit, or could.
+    pub limit_file: PathBuf,
     /// Bytes charged to the level and all below it, locked pages and page cache included.
     pub usage_bytes: u64,
     /// Bytes of file pages that the kernel can drop (inactive and active lists; locked pages are on
@@ -229,13 +231,22 @@ impl Level {
     }
 
     fn read_limit(&mut self, buffer: &mut Vec<u8>) -> Result<Option<u64>, SensorError> {
+        let (hard, soft) = self.read_limits(buffer)?;
+        Ok(hard.into_iter().chain(soft).min())
+    }
+
+    /// The hard and the soft limit.
+    fn read_limits(
+        &mut self,
+        buffer: &mut Vec<u8>,
+    ) -> Result<(Option<u64>, Option<u64>), SensorError> {
         let hard = self.limit.read(buffer)?;
         let soft = match self.high.as_mut().map(|high| high.read(buffer)) {
             Some(Err(error)) if !error.is_absent() => return Err(error),
             Some(Ok(soft)) => soft,
             _ => None,
         };
-        Ok(hard.into_iter().chain(soft).min())
+        Ok((hard, soft))
     }
 
     /// Usage is read only where there is a limit to compare it with.
@@ -256,12 +267,19 @@ impl Level {
     }
 
     fn read_all(&mut self, buffer: &mut Vec<u8>) -> Result<CgroupLevel, SensorError> {
-        let limit_bytes = self.read_limit(buffer)?;
+        let (hard, soft) = self.read_limits(buffer)?;
+        let limit_bytes = hard.into_iter().chain(soft).min();
+        let binding = match &self.high {
+            Some(high) if soft.is_some() && soft == limit_bytes && soft != hard => high,
+            _ => &self.limit,
+        };
+        let limit_file = binding.path().to_owned();
         let usage_bytes = self.usage.read(buffer)?;
         let reclaimable_file_bytes = self.stat.read(buffer)?.reclaimable_file_bytes;
         Ok(CgroupLevel {
             path: self.directory.clone(),
             limit_bytes,
+            limit_file,
             usage_bytes,
             reclaimable_file_bytes,
             available_bytes: limit_bytes

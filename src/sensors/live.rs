@@ -79,6 +79,28 @@ pub struct Sample {
     pub degraded: DegradedSet,
 }
 
+impl Sample {
+    /// Bytes that are available beyond a reserve on the host and one in the tightest cgroup, whichever
+    /// are fewer; `None` when neither is known.
+    #[must_use]
+    pub fn usable_bytes(&self, host_reserve_bytes: u64, cgroup_reserve_bytes: u64) -> Option<u64> {
+        usable(
+            self.host.map(|host| host.available_bytes),
+            self.cgroup.map(|cgroup| cgroup.available_bytes),
+            [host_reserve_bytes, cgroup_reserve_bytes],
+        )
+    }
+}
+
+/// What is available beyond the reserves of host and cgroup, whichever are fewer bytes.
+fn usable(host: Option<u64>, cgroup: Option<u64>, reserves: [u64; 2]) -> Option<u64> {
+    let beyond = |bytes: Option<u64>, reserve| bytes.map(|b| b.saturating_sub(reserve));
+    beyond(host, reserves[0])
+        .into_iter()
+        .chain(beyond(cgroup, reserves[1]))
+        .min()
+}
+
 /// The open sensors.
 #[derive(Debug)]
 pub struct Sensors {
@@ -188,6 +210,22 @@ impl Sensors {
             },
             degraded: self.states.set(),
         }
+    }
+
+    /// Only how much is available beyond the reserves, as [`Sample::usable_bytes`] has it; for looks
+    /// between samples.
+    pub fn usable_bytes(
+        &mut self,
+        host_reserve_bytes: u64,
+        cgroup_reserve_bytes: u64,
+    ) -> Option<u64> {
+        let cgroup = self.cgroups.read(&mut self.buffer).tightest;
+        let host = self.meminfo.read(&mut self.buffer).ok();
+        usable(
+            host.map(|host| host.available_bytes),
+            cgroup.map(|(_, cgroup)| cgroup.available_bytes),
+            [host_reserve_bytes, cgroup_reserve_bytes],
+        )
     }
 
     /// What the sensors cannot tell now, each with the failure that began it.

@@ -11,6 +11,7 @@ mod cgroup;
 mod cgroup_paths;
 mod degraded;
 mod error;
+mod host;
 mod live;
 mod maps;
 mod roots;
@@ -20,10 +21,14 @@ mod text;
 #[cfg(test)]
 mod text_tests;
 
-pub use block::{read_ahead_kb, read_ahead_kb_of_device, readahead_request_bytes};
+pub use block::{
+    ReadAhead, device_of, read_ahead, read_ahead_kb, read_ahead_kb_of_device,
+    readahead_request_bytes,
+};
 pub use cgroup::CgroupLevel;
 pub use degraded::{Degraded, DegradedReason, DegradedSet};
 pub use error::{ParseError, Problem, SensorError};
+pub use host::{Container, HostSettings, SwapArea, host_settings};
 pub use live::{Locks, Sample, Sensors};
 pub use maps::map_count;
 pub use roots::Roots;

@@ -105,6 +105,10 @@ impl<T> Sensor<T> {
         }
     }
 
+    pub(crate) fn path(&self) -> &Path {
+        self.source.path()
+    }
+
     pub(crate) fn close(&mut self) {
         self.source.close();
     }

@@ -8,6 +8,7 @@
 use procfs::parse_pressure_record;
 
 use super::error::{ParseError, Problem, excerpt};
+use super::host::SwapArea;
 
 const KIB: u64 = 1024;
 
@@ -212,17 +213,103 @@ pub(crate) fn status(text: &str) -> Result<Status, ParseError> {
 
 /// Parses `/proc/self/limits` for the soft `RLIMIT_MEMLOCK`, bytes; `None` is unlimited.
 pub(crate) fn memlock_limit(text: &str) -> Result<Option<u64>, ParseError> {
+    memlock_column(text, 0)
+}
+
+/// Parses `/proc/self/limits` for the hard `RLIMIT_MEMLOCK`, bytes; `None` is unlimited.
+pub(crate) fn hard_memlock_limit(text: &str) -> Result<Option<u64>, ParseError> {
+    memlock_column(text, 1)
+}
+
+fn memlock_column(text: &str, column: usize) -> Result<Option<u64>, ParseError> {
     const ITEM: &str = "Max locked memory";
     let found = text
         .lines()
         .enumerate()
         .find_map(|(i, l)| Some((i + 1, l.strip_prefix(ITEM)?)));
     let (line, rest) = found.ok_or_else(|| ParseError::missing(text, ITEM))?;
-    match rest.split_ascii_whitespace().next() {
+    match rest.split_ascii_whitespace().nth(column) {
         None => Err(ParseError::malformed(line, ITEM, rest)),
         Some("unlimited") => Ok(None),
-        Some(soft) => parse_number(line, ITEM, soft).map(Some),
+        Some(limit) => parse_number(line, ITEM, limit).map(Some),
     }
+}
+
+/// Parses `/proc/swaps`.
+pub(crate) fn swaps(text: &str) -> Result<Vec<SwapArea>, ParseError> {
+    let area = |(index, line): (usize, &str)| {
+        let number = index + 1;
+        let malformed = || ParseError::malformed(number, "swap", line);
+        // The kernel escapes blanks in names, so that each column is one word.
+        let mut words = line.split_ascii_whitespace();
+        let mut word = || words.next().ok_or_else(malformed);
+        let (path, kind, size, used) = (word()?, word()?, word()?, word()?);
+        let bytes = |item: &str, text: &str| {
+            parse_number(number, item, text).map(|kib| kib.saturating_mul(KIB))
+        };
+        Ok(SwapArea {
+            path: path.into(),
+            is_file: kind == "file" || path.starts_with("/dev/loop"),
+            bytes: bytes("Size", size)?,
+            used_bytes: bytes("Used", used)?,
+        })
+    };
+    text.lines().enumerate().skip(1).map(area).collect()
+}
+
+/// Parses a module's switch: `Y` or `N`, also `1` or `0`.
+pub(crate) fn yes_or_no(text: &str) -> Result<bool, ParseError> {
+    match text.trim() {
+        "Y" | "y" | "1" => Ok(true),
+        "N" | "n" | "0" => Ok(false),
+        _ => Err(ParseError::malformed(1, "switch", text)),
+    }
+}
+
+/// Parses `/proc/meminfo` for what strict overcommit accounting still grants, bytes.
+pub(crate) fn commit_left(text: &str) -> Result<u64, ParseError> {
+    let find = |key: &str| {
+        let entry = entries(text).find(|entry| entry.key == key);
+        entry
+            .ok_or_else(|| ParseError::missing(text, key))?
+            .kib_as_bytes()
+    };
+    Ok(find("CommitLimit")?.saturating_sub(find("Committed_AS")?))
+}
+
+/// Parses a choice among words, of which the one in force is in brackets: `always [madvise] never`.
+pub(crate) fn chosen(text: &str) -> Result<String, ParseError> {
+    let inside = text
+        .split_once('[')
+        .and_then(|(_, rest)| rest.split_once(']'));
+    inside
+        .map(|(word, _)| word.to_owned())
+        .ok_or_else(|| ParseError::malformed(1, "choice", text))
+}
+
+/// How many numbers a list such as `0-3,5` has.
+pub(crate) fn list_length(text: &str) -> Result<u64, ParseError> {
+    let length = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (
+            parse_number(1, "list", first)?,
+            parse_number(1, "list", last)?,
+        );
+        last.checked_sub(first)
+            .and_then(|more| more.checked_add(1))
+            .ok_or_else(|| ParseError::malformed(1, "list", text))
+    };
+    text.trim()
+        .split(',')
+        .map(length)
+        .try_fold(0, |sum, next| Ok(u64::saturating_add(sum, next?)))
+}
+
+/// Parses `/proc/self/status`: whether system calls are filtered.
+pub(crate) fn filtered(text: &str) -> Result<bool, ParseError> {
+    let mode = entries(text).find(|entry| entry.key == "Seccomp");
+    let mode = mode.ok_or_else(|| ParseError::missing(text, "Seccomp"))?;
+    Ok(mode.number()? > 0)
 }
 
 /// Parses `/proc/self/uid_map`: whether this is the initial user namespace. `mlock` honours

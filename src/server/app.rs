@@ -7,6 +7,7 @@ use crate::engine::Model;
 use crate::engine::chat::Chat;
 use crate::governor::Monitor;
 use crate::plant::Counters;
+use crate::store::{ExpertStore, Limited};
 use axum::http::StatusCode;
 use hotpin_controllers::{ModelShape, PolicyKind};
 use serde::Serialize;
@@ -109,6 +110,10 @@ pub struct Ready {
     pub n_ctx: usize,
     /// The governor, where there is one.
     pub monitor: Option<Monitor>,
+    /// The store, where there is one.
+    pub store: Option<Arc<dyn ExpertStore>>,
+    /// What the session has to do without.
+    pub limitations: Vec<Limited>,
     /// The engine's counters.
     pub counters: Arc<Counters>,
     /// The shape of its experts; `None` for a dense model.

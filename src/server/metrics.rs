@@ -1,8 +1,9 @@
 //! `/metrics`, in Prometheus' text format.
 
 use super::app::{App, Phase, Ready};
+use super::degraded;
 use super::stats::{Outcome, TOKEN_BOUNDS_S, seconds};
-use crate::governor::Status;
+use crate::governor::{Monitor, Status};
 use hdrhistogram::Histogram;
 use hotpin_controllers::Ceiling;
 use prometheus_client::collector::Collector;
@@ -52,8 +53,17 @@ impl Collector for Metrics {
         server(&mut out, &self.0)?;
         if let Some(ready) = &ready {
             engine(&mut out, ready)?;
-            if let Some(monitor) = &ready.monitor {
-                governor(&mut out, &monitor.status())?;
+            let status = ready.monitor.as_ref().map(Monitor::status);
+            let states = degraded::flags(&degraded::in_force(ready, status.as_ref()));
+            out.gauges(
+                "hotpin_degraded",
+                "1 for what the session has to do without",
+                states
+                    .into_iter()
+                    .map(|(state, is)| ("state", state, u64::from(is))),
+            )?;
+            if let (Some(monitor), Some(status)) = (&ready.monitor, &status) {
+                governor(&mut out, status)?;
                 ticks(&mut out, &monitor.tick_times())?;
             }
         }
@@ -177,6 +187,13 @@ fn server(out: &mut Out<'_>, app: &App) -> fmt::Result {
 
 fn engine(out: &mut Out<'_>, ready: &Ready) -> fmt::Result {
     let totals = ready.counters.totals();
+    if let Some(store) = &ready.store {
+        out.gauge(
+            "hotpin_locked_bytes",
+            "Bytes locked by the books, dense weights included, in whole pages",
+            store.locked_bytes(),
+        )?;
+    }
     out.counter(
         "hotpin_expert_hits",
         "Routed experts that were resident",

@@ -5,6 +5,7 @@ mod api;
 mod app;
 mod body;
 mod completions;
+mod degraded;
 mod events;
 mod explain;
 mod http;
@@ -80,6 +81,7 @@ impl Http {
                         }
                     });
                     tokio::spawn(watchdog::keep(Arc::clone(&app)));
+                    tokio::spawn(watchdog::end_when_halted(Arc::clone(&app)));
                     http::serve(listener, router, app, stopped).await;
                 });
             })?;

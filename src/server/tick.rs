@@ -1,6 +1,7 @@
 //! The changing part of the state: one message a tick.
 
 use super::app::{App, Phase};
+use super::degraded::{InForce, in_force};
 use super::stats::Counts;
 use crate::governor::{Entry, Monitor};
 use crate::plant::Totals;
@@ -25,6 +26,8 @@ pub struct Tick {
     /// Why the loop ended, when it did before it was asked to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
+    /// What the session has to do without, each by name and with its reason.
+    pub degraded: Vec<InForce>,
     /// Whether the pinned set is frozen.
     pub paused: bool,
     /// The ceiling on capacity set by a control, bytes; absent when none was set.
@@ -136,6 +139,9 @@ pub(super) fn tick(app: &App, with_experts: bool) -> Tick {
         tick: status.and_then(|s| s.entry.clone()),
         pressure_cause: status.and_then(|s| s.decision.pressure_cause),
         failed: status.and_then(|s| s.failed.clone()),
+        degraded: ready
+            .map(|ready| in_force(ready, status))
+            .unwrap_or_default(),
         paused: monitor.is_some_and(Monitor::is_paused),
         set_capacity_bytes: status.and_then(|s| s.limit),
         totals: RunningTotals {

@@ -1,6 +1,7 @@
 //! What systemd is told: ready, stopping, and that the server is alive.
 
-use super::app::App;
+use super::app::{App, Phase};
+use super::queue::End;
 use sd_notify::NotifyState;
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,6 +36,24 @@ impl Progress {
 pub fn tell(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         tracing::warn!("systemd could not be told {states:?}: {error}");
+    }
+}
+
+/// How often it is looked whether the session has ended of itself.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Ends the server when its session has ended of itself: no request could succeed any more.
+pub(super) async fn end_when_halted(app: Arc<App>) {
+    let mut times = tokio::time::interval(LOOK);
+    loop {
+        times.tick().await;
+        if let Phase::Ready(ready) = app.phase()
+            && let Some(cause) = ready.counters.halted()
+        {
+            tracing::error!("the server ends: {cause}");
+            app.queue.close(End::Now);
+            return;
+        }
     }
 }
 

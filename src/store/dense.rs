@@ -78,6 +78,15 @@ impl Dense {
         DenseLock::Locked(bytes)
     }
 
+    /// Locks or unlocks the weights.
+    pub(super) fn set(&self, lock: bool) -> DenseLock {
+        if lock {
+            return self.lock();
+        }
+        self.unlock();
+        DenseLock::Skipped
+    }
+
     pub(super) fn unlock(&self) {
         if self.locked.swap(false, AcqRel) {
             for &range in &self.ranges {

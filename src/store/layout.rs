@@ -6,6 +6,7 @@
 //! device buffer), locking would lock the wrong thing, and the layout is refused.
 
 use super::pages::PageRange;
+use super::unchanged::Stamp;
 use crate::engine::{ExpertOp, ExpertUse, Learned};
 use crate::model::{ModelMap, Tensor, TensorKind};
 use hotpin_controllers::{ExpertId, ModelShape};
@@ -83,6 +84,7 @@ pub struct Layout {
     dense: Vec<(usize, usize)>,
     experts_of_tensor: Vec<(usize, usize)>,
     files: Vec<File>,
+    stamps: Vec<Stamp>,
 }
 
 impl Layout {
@@ -145,6 +147,17 @@ impl Layout {
             .iter()
             .map(|s| open(&s.path))
             .collect::<Result<Vec<_>, _>>()?;
+        let stamps = map
+            .shards()
+            .iter()
+            .zip(&files)
+            .map(|(shard, file)| {
+                Stamp::new(shard, file).map_err(|source| LayoutError::Io {
+                    path: shard.path.clone(),
+                    source,
+                })
+            })
+            .collect::<Result<_, _>>()?;
         Ok(Self {
             shape,
             slices,
@@ -152,6 +165,7 @@ impl Layout {
             dense,
             experts_of_tensor,
             files,
+            stamps,
         })
     }
 
@@ -195,6 +209,17 @@ impl Layout {
     #[must_use]
     pub fn files(&self) -> &[File] {
         &self.files
+    }
+
+    /// Whether every shard is still what it was when its header was read.
+    ///
+    /// # Errors
+    /// In words for the user.
+    pub fn check_unchanged(&self) -> Result<(), String> {
+        self.stamps
+            .iter()
+            .zip(&self.files)
+            .try_for_each(|(stamp, file)| stamp.check(file))
     }
 }
 

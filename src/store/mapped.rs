@@ -442,6 +442,21 @@ impl ExpertStore for MappedStore {
         }
     }
 
+    fn locked_bytes(&self) -> u64 {
+        // The governor changes nothing meanwhile.
+        let _boundaries = self.boundaries();
+        let pinned = (0..self.states.len())
+            .map(expert_id)
+            .filter(|&id| self.state(id) == PINNED)
+            .flat_map(|id| self.layout.slices_of(id))
+            .map(|i| self.layout.slices()[i].outer());
+        pages::union_bytes(pinned.chain(self.dense.locked_ranges().iter().copied()))
+    }
+
+    fn check_unchanged(&self) -> Result<(), String> {
+        self.layout.check_unchanged()
+    }
+
     fn residence_into(&self, out: &mut [Residence]) {
         for (slot, state) in out.iter_mut().zip(&self.states) {
             *slot = match state.load(Relaxed) {
@@ -450,6 +465,14 @@ impl ExpertStore for MappedStore {
                 _ => Residence::Absent,
             };
         }
+    }
+
+    fn set_dense_locked(&self, lock: bool) -> DenseLock {
+        let mut boundaries = self.boundaries();
+        let outcome = self.dense.set(lock);
+        let locked = self.dense.is_locked();
+        *boundaries = Boundaries::new(self.layout.slices(), self.layout.dense(), locked);
+        outcome
     }
 
     fn unlock_all(&self) {

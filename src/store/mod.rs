@@ -13,9 +13,10 @@ mod pages;
 pub mod probe;
 mod ranks;
 pub mod residency;
+mod unchanged;
 
 pub use dense::DenseLock;
-pub use direct::{DirectOptions, DirectStore, Fault};
+pub use direct::{DirectOptions, DirectStore, DiskTrial, Fault, try_disk};
 pub use layout::{Layout, LayoutError, SliceAt};
 pub use mapped::{MappedStore, TransitKeeper};
 
@@ -55,6 +56,43 @@ impl StoreKind {
         }
     }
 }
+
+/// Something that a store has to do without here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limitation {
+    /// The dense weights are not locked.
+    DenseUnlocked,
+    /// Store mapped was taken where direct would be the better one.
+    MappedInstead,
+    /// Experts come through the page cache.
+    NoDirectIo,
+    /// Reading and computing do not overlap.
+    NoUring,
+}
+
+impl Limitation {
+    /// Every limitation.
+    pub const ALL: [Self; 4] = [
+        Self::DenseUnlocked,
+        Self::MappedInstead,
+        Self::NoDirectIo,
+        Self::NoUring,
+    ];
+
+    /// The name in metrics and `/api/state`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::DenseUnlocked => "dense_unlocked",
+            Self::MappedInstead => "mapped_instead",
+            Self::NoDirectIo => "no_direct_io",
+            Self::NoUring => "no_io_uring",
+        }
+    }
+}
+
+/// A limitation, and what the user should know about it.
+pub type Limited = (Limitation, String);
 
 /// What one fetch found and did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -198,8 +236,21 @@ pub trait ExpertStore: Send + Sync + std::fmt::Debug {
         None
     }
 
+    /// Whether the model's files are still what they were when their headers were read.
+    ///
+    /// # Errors
+    /// In words for the user; what was computed since is not to be used.
+    fn check_unchanged(&self) -> Result<(), String>;
+
+    /// Bytes that are locked by the books, dense weights included, in whole pages and each page once: what
+    /// the kernel counts as `VmLck`.
+    fn locked_bytes(&self) -> u64;
+
     /// Residence of every expert, by the books.
     fn residence_into(&self, out: &mut [Residence]);
+
+    /// Locks or unlocks the dense weights. Only while no expert is pinned, since they share pages.
+    fn set_dense_locked(&self, lock: bool) -> DenseLock;
 
     /// Unlocks everything, dense weights included, for good: nothing is pinned after it.
     fn unlock_all(&self);

@@ -91,6 +91,19 @@ impl PageRange {
     }
 }
 
+/// Bytes that the ranges cover together, each page once.
+pub(super) fn union_bytes(ranges: impl Iterator<Item = PageRange>) -> u64 {
+    let mut ranges: Vec<PageRange> = ranges.filter(|range| !range.is_empty()).collect();
+    ranges.sort_unstable_by_key(|range| range.start);
+    let (mut bytes, mut end) = (0, 0);
+    for range in ranges {
+        let last = range.start + range.len;
+        bytes += last.saturating_sub(range.start.max(end));
+        end = end.max(last);
+    }
+    bytes as u64
+}
+
 fn advise(range: PageRange, advice: libc::c_int) -> Result<(), Errno> {
     if range.is_empty() {
         return Ok(());
@@ -186,7 +199,7 @@ pub(super) fn resident_pages(range: PageRange, scratch: &mut Vec<u8>) -> Result<
 
 #[cfg(test)]
 mod tests {
-    use super::{PageRange, page_bytes};
+    use super::{PageRange, page_bytes, union_bytes};
 
     #[test]
     fn ranges_round_outwards_and_inwards() {
@@ -210,6 +223,21 @@ mod tests {
         assert_eq!(range.without(true, true), PageRange::outer(2 * p, p));
         assert!(PageRange::outer(p, p).without(true, false).is_empty());
         assert!(PageRange::outer(p, 2 * p).without(true, true).is_empty());
+    }
+
+    #[test]
+    fn pages_of_several_ranges_count_once() {
+        let p = page_bytes();
+        let ranges = [
+            PageRange::outer(5 * p, 2 * p),
+            PageRange::outer(p, 3 * p),
+            PageRange::outer(2 * p, p),
+            PageRange::outer(3 * p, 2 * p),
+            PageRange::inner(p, 10),
+        ];
+        // Pages 1 to 4, and 5 and 6.
+        assert_eq!(union_bytes(ranges.into_iter()), 6 * p as u64);
+        assert_eq!(union_bytes(std::iter::empty()), 0);
     }
 
     #[test]

@@ -101,13 +101,18 @@ impl Server {
     }
 
     /// Waits for the end; returns the exit code.
-    pub fn wait(mut self) -> Option<i32> {
+    pub fn wait(self) -> Option<i32> {
+        self.ended().0
+    }
+
+    /// Waits for the end; returns the exit code and what was said.
+    pub fn ended(mut self) -> (Option<i32>, String) {
         let began = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().expect("wait") {
                 let text = self.stderr();
                 assert!(!text.contains("panicked"), "{text}");
-                return status.code();
+                return (status.code(), text);
             }
             assert!(
                 began.elapsed() < PATIENCE,

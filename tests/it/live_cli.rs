@@ -1,19 +1,17 @@
 //! The real program on real models: what it prints, how it exits, and what it leaves locked.
 
 use super::support::{
-    self, Ran, THREADS, clean, greedy, kb_line, program, run, run_with_input, wait_until,
+    self, Ran, THREADS, greedy, kb_line, program, run, run_with_input, unevictable_bytes,
+    wait_until, within, without_privilege,
 };
-use hotpin::bench::cgroup::CgroupParent;
-use hotpin::bench::protocol::CgroupJoin;
 use hotpin::governor::Entry;
 use hotpin::model::ModelMap;
 use hotpin::profile::Profile;
 use hotpin_controllers::{Ceiling, PinLimit, Reason};
-use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use serde_json::Value;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 const PROMPT: &str = "Tell me about the sea.";
 
@@ -30,12 +28,8 @@ struct Place {
 impl Place {
     fn new(model: &Path) -> Self {
         let map = ModelMap::open(model).expect("model map");
-        let experts = u64::from(map.layers()[0].experts);
-        let counts: Vec<u64> = (0..map.shape().total_experts() as u64)
-            .map(|i| 1000 / (1 + i % experts))
-            .collect();
         let folder = tempfile::tempdir().expect("temp dir");
-        Profile::new(&map, &counts, 1000)
+        support::low_profile(&map)
             .save(&folder.path().join("p.toml"))
             .expect("save");
         Self { folder, map }
@@ -121,28 +115,6 @@ fn a_journal_parses_back_and_names_ceiling_and_reasons() {
     }
 }
 
-/// The program without the privilege to lock, under a limit.
-fn without_privilege(memlock_bytes: u64, args: &[String]) -> Ran {
-    let limit = format!("--memlock={memlock_bytes}");
-    let dropped = ["--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock"];
-    // Only root has the privilege, and may give it up.
-    let may_drop = Command::new("setpriv").args(dropped).arg("true").output();
-    let mut command = if may_drop.is_ok_and(|output| output.status.success()) {
-        let mut command = Command::new("setpriv");
-        command.args(dropped).arg("prlimit");
-        command
-    } else {
-        Command::new("prlimit")
-    };
-    command
-        .arg(limit)
-        .arg(env!("CARGO_BIN_EXE_hotpin"))
-        .args(args)
-        .stdin(Stdio::null());
-    clean(&mut command);
-    Ran::of(&command.output().expect("util-linux is installed"))
-}
-
 #[test]
 fn who_may_lock_little_gets_the_same_text_and_is_told() {
     let name = "who_may_lock_little_gets_the_same_text_and_is_told";
@@ -185,51 +157,26 @@ fn who_may_lock_little_gets_the_same_text_and_is_told() {
     }
 }
 
-/// Bytes that the kernel cannot reclaim from a memory cgroup, version 1 or 2.
-fn unevictable_bytes(join: &CgroupJoin) -> u64 {
-    let stat = std::fs::read_to_string(join.procs.with_file_name("memory.stat")).expect("stat");
-    stat.lines()
-        .find_map(|line| line.strip_prefix("unevictable ")?.parse().ok())
-        .expect("unevictable")
-}
-
-/// The command, in a cgroup from its first instruction on.
-fn within(join: &CgroupJoin, command: &Command) -> Command {
-    let mut shell = Command::new("sh");
-    shell
-        .args(["-c", r#"echo $$ > "$0" && exec "$@""#])
-        .arg(&join.procs)
-        .arg(command.get_program())
-        .args(command.get_args());
-    clean(&mut shell);
-    shell
-}
-
 #[test]
 fn a_killed_program_leaves_nothing_locked() {
     let name = "a_killed_program_leaves_nothing_locked";
     let Some(model) = support::moe(name) else {
         return;
     };
-    let parent = match CgroupParent::find(Path::new("/")) {
-        Ok(parent) => parent,
-        Err(error) => return eprintln!("SKIPPED {name}: {error}"),
+    let Some(parent) = support::cgroups(name) else {
+        return;
     };
     // A group of its own and a file of its own: other tests lock and unlock meanwhile, and a page counts
     // in the group that read it first.
     let group = parent.run_group(4 << 30).expect("group");
     let join = group.join();
-    let folder = tempfile::tempdir_in(model.parent().expect("folder")).expect("temp dir");
-    let copy = folder.path().join("m.gguf");
-    std::fs::copy(&model, &copy).expect("copy");
-    let file = std::fs::File::open(&copy).expect("open");
-    file.sync_all().expect("sync");
-    posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).expect("evict");
-    let place = Place::new(&copy);
+    let own = support::Copy::of(&model);
+    let copy = &own.model;
+    let place = Place::new(copy);
     let profile = place.at("p.toml");
     let args = [
         "run",
-        text(&copy),
+        text(copy),
         "--raw",
         "-p",
         PROMPT,

@@ -4,7 +4,7 @@
 use super::support::{self, Loaded, NEVER, bits, forced_hash};
 use hotpin::engine::EngineError;
 use hotpin::plant::Rig;
-use hotpin::store::{DirectOptions, Fault, StoreKind};
+use hotpin::store::{DirectOptions, Fault, Limitation, StoreKind};
 use hotpin_controllers::{ExpertId, PolicyKind, Residence};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -85,6 +85,27 @@ fn check_books(loaded: &Loaded, rig: &Rig<'_>, what: &str) {
 }
 
 #[test]
+fn what_an_arena_says_is_locked_is_what_the_kernel_has_locked() {
+    let name = "what_an_arena_says_is_locked_is_what_the_kernel_has_locked";
+    let Some(loaded) = support::loaded(name) else {
+        return;
+    };
+    let before = support::locked_bytes();
+    let tokens = loaded.tokens(40);
+    let how = DirectOptions::default();
+    let all = loaded.map.shape().total_bytes();
+    let mut rig = direct(&loaded, PolicyKind::Lru, Some(all / 2), NEVER, how);
+    let store = rig.store.clone().expect("store");
+    for (capacity, used) in [(all / 2, 8), (all / 6, 16), (all, 40), (0, 40)] {
+        store.set_capacity(capacity);
+        forced_hash(&mut rig.session, &tokens[..used]);
+        assert_eq!(support::locked_bytes() - before, store.locked_bytes());
+    }
+    store.unlock_all();
+    assert_eq!((support::locked_bytes(), store.locked_bytes()), (before, 0));
+}
+
+#[test]
 fn every_way_of_reading_gives_the_same_bits() {
     let Some(loaded) = support::loaded("every_way_of_reading_gives_the_same_bits") else {
         return;
@@ -118,18 +139,9 @@ fn every_way_of_reading_gives_the_same_bits() {
     for way in ways {
         let mut rig = direct(&loaded, PolicyKind::Lru, limit, TICK, way);
         assert_eq!(bits(&mut rig, &tokens, 8), stock, "{way:?}");
-        assert_eq!(
-            rig.notes.iter().any(|n| n.contains("page cache")),
-            !way.direct,
-            "{:?}",
-            rig.notes
-        );
-        assert_eq!(
-            rig.notes.iter().any(|n| n.contains("io_uring")),
-            !way.uring,
-            "{:?}",
-            rig.notes
-        );
+        let limited = |wanted| rig.limitations.iter().any(|(limit, _)| *limit == wanted);
+        assert_eq!(limited(Limitation::NoDirectIo), !way.direct, "{way:?}");
+        assert_eq!(limited(Limitation::NoUring), !way.uring, "{way:?}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! The store's books against the kernel's: what is locked, to the page.
 
-use super::support::{self, Loaded, NEVER, locked_bytes};
+use super::support::{self, Draw, Loaded, NEVER, locked_bytes};
 use hotpin::plant::Rig;
 use hotpin::store::{ExpertStore, Layout};
 use hotpin_controllers::{ExpertId, PolicyKind, Residence};
@@ -8,19 +8,6 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-
-/// Small numbers from a seed.
-struct Draw(u64);
-
-impl Draw {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        usize::try_from((self.0 >> 33) % n as u64).expect("small")
-    }
-}
 
 /// A store that nobody else acts on, and what should be locked.
 struct Books {
@@ -96,6 +83,11 @@ impl Books {
     fn check_total(&self) {
         let pages = self.expected().into_iter().filter(|&locked| locked).count();
         let expected = pages as u64 * page_bytes() as u64;
+        assert_eq!(
+            self.store.locked_bytes(),
+            expected,
+            "what the store says of itself"
+        );
         assert_eq!(
             locked_bytes() - self.before,
             expected,

@@ -1,5 +1,6 @@
 //! The sensors on recorded trees, on trees that change under them, and on this machine.
 
+use super::support::{copy_tree, recorded_tree as tree};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,12 +13,6 @@ use hotpin_controllers::Moment;
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
-
-fn tree(case: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/data/sensors")
-        .join(case)
-}
 
 fn at_ms(ms: u64) -> Moment {
     Moment { ns: ms * 1_000_000 }
@@ -222,19 +217,6 @@ impl Live {
             .into_iter()
             .find(|d| d.state == state);
         found.map(|d| d.reason).unwrap_or_default()
-    }
-}
-
-fn copy_tree(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let target = to.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            copy_tree(&entry.path(), &target);
-        } else {
-            fs::copy(entry.path(), target).unwrap();
-        }
     }
 }
 

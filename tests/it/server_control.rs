@@ -16,17 +16,19 @@ fn ask(server: &Server, most: u32) -> Value {
 
 /// The names and types that dashboards and alerts are built on. With a key, since controls are tested
 /// with it, under a capacity that makes the loop work.
-const GOLDEN: [(&str, &str); 22] = [
+const GOLDEN: [(&str, &str); 24] = [
     ("hotpin_binding_ceiling", "gauge"),
     ("hotpin_cached_prompt_tokens_total", "counter"),
     ("hotpin_capacity_bytes", "gauge"),
     ("hotpin_ceiling_bytes", "gauge"),
     ("hotpin_decode_token_seconds", "histogram"),
+    ("hotpin_degraded", "gauge"),
     ("hotpin_drift_events_total", "counter"),
     ("hotpin_expert_hits_total", "counter"),
     ("hotpin_expert_misses_total", "counter"),
     ("hotpin_fetch_bytes_total", "counter"),
     ("hotpin_generated_tokens_total", "counter"),
+    ("hotpin_locked_bytes", "gauge"),
     ("hotpin_major_faults_total", "counter"),
     ("hotpin_mlock_errors_total", "counter"),
     ("hotpin_pinned_bytes", "gauge"),

@@ -55,6 +55,8 @@ fn ready(loaded: &support::Loaded, rig: &Rig<'_>, monitor: hotpin::governor::Mon
             threads: 1,
         },
         monitor: Some(monitor),
+        store: rig.store.clone(),
+        limitations: rig.limitations.clone(),
         counters: Arc::clone(&rig.counters),
         shape: Some(loaded.map.shape().clone()),
         blocks: loaded
@@ -108,6 +110,14 @@ fn a_loop_that_has_ended_is_told_takes_no_orders_and_requests_are_still_served()
     assert_eq!(client.ask("GET", "/health", "").status, 200);
     let metrics = client.ask("GET", "/metrics", "");
     assert!(metrics.body.contains("hotpin_pinned_bytes"), "{metrics:?}");
+    let ended = "hotpin_degraded{state=\"loop_ended\"} 1";
+    assert!(metrics.body.contains(ended), "{metrics:?}");
+    assert!(
+        metrics
+            .body
+            .contains("hotpin_degraded{state=\"tick_stuck\"} 0")
+    );
+    assert_eq!(state["now"]["degraded"][0]["state"], "loop_ended");
     // Without ticks, events go on by the clock and say why.
     let events = BufReader::new(client.begin("GET", "/api/events", ""));
     let said = events

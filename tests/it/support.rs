@@ -1,19 +1,29 @@
 //! What the tests of the running engine share: the test model, the program, and the kernel's books.
 
+use hotpin::bench::cgroup::CgroupParent;
+use hotpin::bench::protocol::CgroupJoin;
 use hotpin::engine::{EngineOptions, Model, Session, Token};
-use hotpin::governor::{Governor, GovernorOptions, Journal, Regulated};
+use hotpin::governor::{
+    DenseWeights, Governor, GovernorOptions, Journal, OnFailure, Regulated, STUCK_AFTER,
+};
 use hotpin::model::ModelMap;
 use hotpin::plant::{Rig, RigOptions};
+use hotpin::profile::Profile;
 use hotpin::sensors::Roots;
 use hotpin::store::{DirectOptions, StoreKind};
+use hotpin_controllers::config::CapacityConfig;
 use hotpin_controllers::{
     Action, AdaptiveConfig, Decision, ExpertId, Observation, Policy, PolicyKind, Reason,
 };
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 use sha2::{Digest, Sha256};
 use std::ffi::OsStr;
-use std::io::Write;
+use std::fs;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -152,31 +162,47 @@ impl Loaded {
             tick,
             journal: Journal::new(None),
             recorder: None,
+            on_failure: OnFailure::GoOn,
         }
     }
 
     /// A governor that pins 40 experts and panics on its tick number `fails_at`.
     pub fn doomed_governor(&self, rig: &Rig<'_>, fails_at: u32) -> Governor {
-        let shape = self.map.shape().clone();
-        let scores = vec![0.0; shape.total_experts()];
+        let doomed = Doomed {
+            ticks: 0,
+            fails_at,
+            scores: vec![0.0; self.map.shape().total_experts()],
+        };
+        self.governor(rig, Box::new(doomed), OnFailure::GoOn, STUCK_AFTER)
+    }
+
+    /// A governor of its own beside that of a rig.
+    pub fn governor(
+        &self,
+        rig: &Rig<'_>,
+        policy: Box<dyn Policy>,
+        on_failure: OnFailure,
+        stuck_after: Duration,
+    ) -> Governor {
         Governor::start(
             GovernorOptions {
                 tick: Duration::from_millis(20),
                 roots: Roots::default(),
-                dense_locked_bytes: 0,
+                dense: DenseWeights {
+                    refused: true,
+                    ..DenseWeights::new(0, &CapacityConfig::default())
+                },
                 slices_per_expert: 3,
                 recording: None,
+                on_failure,
+                stuck_after,
             },
             Regulated {
                 store: rig.store.clone().expect("store"),
                 counters: Arc::clone(&rig.counters),
-                shape,
+                shape: self.map.shape().clone(),
             },
-            Box::new(Doomed {
-                ticks: 0,
-                fails_at,
-                scores,
-            }),
+            policy,
             Journal::new(None),
             &mut |_, _| {},
         )
@@ -185,10 +211,10 @@ impl Loaded {
 }
 
 /// Pins some experts, then loses its mind.
-struct Doomed {
-    ticks: u32,
-    fails_at: u32,
-    scores: Vec<f32>,
+pub struct Doomed {
+    pub ticks: u32,
+    pub fails_at: u32,
+    pub scores: Vec<f32>,
 }
 
 impl Policy for Doomed {
@@ -260,7 +286,7 @@ pub fn bits(rig: &mut Rig<'_>, tokens: &[Token], decoded: usize) -> String {
 
 /// Bytes in a `kB` line of a file of /proc.
 pub fn kb_line(path: impl AsRef<Path>, key: &str) -> Option<u64> {
-    let text = std::fs::read_to_string(path).ok()?;
+    let text = fs::read_to_string(path).ok()?;
     let line = text
         .lines()
         .find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
@@ -374,4 +400,206 @@ pub fn greedy(model: &Path, prompt: &str, predict: &str, more: &[&str]) -> Vec<S
         .chain(more)
         .map(|arg| (*arg).to_owned())
         .collect()
+}
+
+/// A recorded tree of `/proc` and `/sys`.
+pub fn recorded_tree(case: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/data/sensors")
+        .join(case)
+}
+
+/// Copies a folder and all below it.
+pub fn copy_tree(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy_tree(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+/// Runs the program without the privilege to lock, under a limit.
+pub fn without_privilege(memlock_bytes: u64, args: &[String]) -> Ran {
+    let limit = format!("--memlock={memlock_bytes}");
+    let dropped = ["--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock"];
+    // Only root has the privilege, and may give it up.
+    let may_drop = Command::new("setpriv").args(dropped).arg("true").output();
+    let mut command = if may_drop.is_ok_and(|output| output.status.success()) {
+        let mut command = Command::new("setpriv");
+        command.args(dropped).arg("prlimit");
+        command
+    } else {
+        Command::new("prlimit")
+    };
+    command
+        .arg(limit)
+        .arg(env!("CARGO_BIN_EXE_hotpin"))
+        .args(args)
+        .stdin(Stdio::null());
+    clean(&mut command);
+    Ran::of(&command.output().expect("util-linux is installed"))
+}
+
+/// Bytes that the kernel cannot reclaim from a memory cgroup, version 1 or 2.
+pub fn unevictable_bytes(join: &CgroupJoin) -> u64 {
+    let stat = fs::read_to_string(join.procs.with_file_name("memory.stat")).expect("stat");
+    stat.lines()
+        .find_map(|line| line.strip_prefix("unevictable ")?.parse().ok())
+        .expect("unevictable")
+}
+
+/// The command, in a cgroup from its first instruction on.
+pub fn within(join: &CgroupJoin, command: &Command) -> Command {
+    let mut shell = Command::new("sh");
+    shell
+        .args(["-c", r#"echo $$ > "$0" && exec "$@""#])
+        .arg(&join.procs)
+        .arg(command.get_program())
+        .args(command.get_args());
+    clean(&mut shell);
+    shell
+}
+
+/// A copy of a model beside it, so that it lies on the same file system, not in the page cache.
+pub struct Copy {
+    pub folder: tempfile::TempDir,
+    pub model: PathBuf,
+}
+
+impl Copy {
+    pub fn of(model: &Path) -> Self {
+        let folder = tempfile::tempdir_in(model.parent().expect("folder")).expect("temp dir");
+        let copy = folder.path().join("m.gguf");
+        fs::copy(model, &copy).expect("copy");
+        let this = Self {
+            folder,
+            model: copy,
+        };
+        this.evict();
+        this
+    }
+
+    /// Drops the copy from the page cache.
+    pub fn evict(&self) {
+        let file = fs::File::open(&self.model).expect("open");
+        file.sync_all().expect("sync");
+        posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).expect("evict");
+    }
+}
+
+/// A number from the environment, for the long form of a test.
+pub fn from_environment(name: &str, default: u64) -> u64 {
+    let text = std::env::var(name).ok();
+    text.map_or(default, |text| {
+        text.parse().unwrap_or_else(|e| panic!("{name}: {e}"))
+    })
+}
+
+/// A profile of the model in which every layer's low indices are hot.
+pub fn low_profile(map: &ModelMap) -> Profile {
+    let experts = u64::from(map.layers()[0].experts);
+    let counts: Vec<u64> = (0..map.shape().total_experts() as u64)
+        .map(|i| 1000 / (1 + i % experts))
+        .collect();
+    Profile::new(map, &counts, 1000)
+}
+
+/// Small numbers from a seed.
+pub struct Draw(pub u64);
+
+impl Draw {
+    pub fn below(&mut self, n: usize) -> usize {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from((self.0 >> 33) % n as u64).expect("small")
+    }
+}
+
+/// Whether this is root, as most faults can only be made by; said when not.
+pub fn root(test: &str) -> bool {
+    let root = nix::unistd::geteuid().is_root();
+    if !root {
+        eprintln!("SKIPPED {test}: it needs root");
+    }
+    root
+}
+
+/// A memory cgroup's parent; `None`, said, where none can be made.
+pub fn cgroups(test: &str) -> Option<CgroupParent> {
+    CgroupParent::find(Path::new("/"))
+        .map_err(|error| eprintln!("SKIPPED {test}: {error}"))
+        .ok()
+}
+
+/// Gives the arguments of [`greedy`] room for a long answer.
+pub fn with_context(mut args: Vec<String>) -> Vec<String> {
+    let context = args.iter().position(|arg| arg == "256").expect("context");
+    args[context] = "4096".into();
+    args
+}
+
+/// A run that has begun to answer.
+pub struct Answering {
+    child: Child,
+    before: String,
+}
+
+impl Answering {
+    /// Starts it and waits until it has said so many bytes.
+    pub fn begin(mut command: Command, bytes: usize) -> Self {
+        let child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("start");
+        let mut this = Self {
+            child,
+            before: String::new(),
+        };
+        this.read(bytes);
+        this
+    }
+
+    fn read(&mut self, bytes: usize) {
+        let mut more = vec![0; bytes];
+        let stdout = self.child.stdout.as_mut().expect("stdout");
+        stdout.read_exact(&mut more).expect("an answer goes on");
+        self.before += &String::from_utf8_lossy(&more);
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Bytes that it has locked.
+    pub fn locked(&self) -> u64 {
+        kb_line(format!("/proc/{}/status", self.id()), "VmLck").unwrap_or(0)
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(i32::try_from(self.id()).expect("pid"));
+        nix::sys::signal::kill(pid, signal).expect("signal");
+    }
+
+    /// Waits for its end. The text is all that it said.
+    pub fn ended(self) -> Ran {
+        let mut ran = Ran::of(&self.child.wait_with_output().expect("wait"));
+        ran.stdout.insert_str(0, &self.before);
+        ran
+    }
+
+    /// Sees it go on for so many bytes, and kills it. Returns all that it said.
+    pub fn cut_off(mut self, bytes: usize) -> String {
+        self.read(bytes);
+        self.child.kill().expect("kill");
+        self.child.wait().expect("wait");
+        self.before
+    }
 }

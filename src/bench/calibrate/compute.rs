@@ -4,7 +4,7 @@ use super::Order;
 use super::batches::Batches;
 use crate::bench::measure::Passed;
 use crate::engine::{EngineOptions, Model, Poll, Session, Token};
-use crate::governor::Journal;
+use crate::governor::{Journal, OnFailure};
 use crate::model::ModelMap;
 use crate::plant::{Rig, RigOptions};
 use crate::store::{DirectOptions, StoreKind};
@@ -128,6 +128,7 @@ fn direct(
         tick: NO_TICK,
         journal: Journal::new(None),
         recorder: None,
+        on_failure: OnFailure::default(),
     };
     let Ok(mut rig) = Rig::assemble(&model, map, options, &mut |_, _| {}) else {
         return Ok(None);

@@ -147,6 +147,12 @@ impl Arena {
         (self.taken * HUGE_BYTES) as u64
     }
 
+    /// Bytes that are locked.
+    pub(super) fn locked_bytes(&self) -> usize {
+        let locked = self.pages.iter().filter(|page| **page == Page::Locked);
+        locked.count() * HUGE_BYTES
+    }
+
     /// Why not everything is locked.
     pub(super) fn lock_error(&self) -> Option<Errno> {
         self.lock_error

@@ -145,6 +145,12 @@ impl Books {
         (arena.address(0), arena.slot_bytes())
     }
 
+    /// Bytes of all arenas that are locked.
+    pub(super) fn locked_bytes(&self) -> u64 {
+        let arenas = self.pools.iter().map(|pool| &pool.arena);
+        arenas.map(|arena| arena.locked_bytes() as u64).sum()
+    }
+
     /// Address of an expert's slot.
     pub(super) fn address(&self, id: ExpertId) -> Option<usize> {
         let pool = &self.pools[usize::from(self.classes[id.index()])];

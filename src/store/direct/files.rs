@@ -1,12 +1,11 @@
 //! The model's files as the direct store reads them, and what alignment they want.
 
 use crate::model::Shard;
+use crate::store::unchanged::Stamp;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::os::unix::fs::OpenOptionsExt;
 
 /// Alignment where the kernel does not tell one: larger than any logical block in use.
 const UNKNOWN_ALIGN_BYTES: usize = 4096;
@@ -20,25 +19,6 @@ pub(super) struct ModelFile {
     /// The same file through the page cache: the second path of `--verify`, and what answers when
     /// direct reads are refused.
     pub(super) cached: File,
-    path: PathBuf,
-    stamp: Stamp,
-}
-
-/// What must not change while a file is in use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
-    bytes: u64,
-    modified: (i64, i64),
-}
-
-impl Stamp {
-    fn of(file: &File) -> io::Result<Self> {
-        let metadata = file.metadata()?;
-        Ok(Self {
-            bytes: metadata.len(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-        })
-    }
 }
 
 /// All shards, with the alignment that suits them all.
@@ -49,8 +29,6 @@ pub(super) struct ModelFiles {
     pub(super) align: usize,
     /// Why reads go through the page cache, when they do.
     pub(super) not_direct: Option<String>,
-    /// That a file is not what was opened any more: then nothing that was read can be trusted.
-    unsound: OnceLock<String>,
 }
 
 impl ModelFiles {
@@ -67,7 +45,6 @@ impl ModelFiles {
                         shards,
                         align,
                         not_direct: None,
-                        unsound: OnceLock::new(),
                     };
                     match files.try_read() {
                         Ok(()) => return Ok(files),
@@ -83,7 +60,6 @@ impl ModelFiles {
             shards: Self::open_with(shards, 0)?,
             align: 1,
             not_direct: Some(refused),
-            unsound: OnceLock::new(),
         })
     }
 
@@ -94,21 +70,8 @@ impl ModelFiles {
                 .custom_flags(flags)
                 .open(&shard.path)?;
             let cached = File::open(&shard.path)?;
-            let stamp = Stamp::of(&file)?;
-            if stamp.bytes != shard.file_bytes {
-                return Err(io::Error::other(format!(
-                    "{} has {} bytes and had {} when its header was read",
-                    shard.path.display(),
-                    stamp.bytes,
-                    shard.file_bytes
-                )));
-            }
-            Ok(ModelFile {
-                file,
-                cached,
-                path: shard.path.clone(),
-                stamp,
-            })
+            Stamp::new(shard, &file)?;
+            Ok(ModelFile { file, cached })
         };
         shards.iter().map(open).collect()
     }
@@ -123,34 +86,6 @@ impl ModelFiles {
         self.shards
             .iter()
             .try_for_each(|s| s.file.read_at(block, 0).map(drop))
-    }
-
-    /// Fails when a shard has changed since it was opened, and from then on for good.
-    ///
-    /// # Errors
-    /// In words for the user.
-    pub(super) fn check_unchanged(&self, shard: usize) -> Result<(), String> {
-        let file = &self.shards[shard];
-        let found = Stamp::of(&file.file);
-        if found.as_ref().is_ok_and(|stamp| *stamp == file.stamp) {
-            return self.still_sound();
-        }
-        let path = file.path.display();
-        let cause = match found {
-            Ok(_) => format!("{path} has changed while it was in use; start again"),
-            Err(error) => format!("{path}: {error}"),
-        };
-        Err(self.unsound.get_or_init(|| cause).clone())
-    }
-
-    /// Fails when a change was noticed.
-    ///
-    /// # Errors
-    /// In words for the user.
-    pub(super) fn still_sound(&self) -> Result<(), String> {
-        self.unsound
-            .get()
-            .map_or(Ok(()), |cause| Err(cause.clone()))
     }
 }
 

@@ -35,8 +35,6 @@ pub(super) struct Part {
 pub(super) struct Layer {
     pub(super) class: usize,
     pub(super) parts: Vec<Part>,
-    /// The shards that the parts are in, each once.
-    pub(super) shards: Vec<usize>,
 }
 
 /// Layers whose slots are equally large.
@@ -126,14 +124,7 @@ impl Geometry {
             geometry.most_parts = geometry.most_parts.max(parts.len());
             let class = geometry.class_of(up(slot_bytes, SLOT_ALIGN_BYTES));
             geometry.classes[class].experts += layer.experts as usize;
-            let mut shards: Vec<usize> = parts.iter().map(|part| part.shard).collect();
-            shards.sort_unstable();
-            shards.dedup();
-            geometry.layers.push(Layer {
-                class,
-                parts,
-                shards,
-            });
+            geometry.layers.push(Layer { class, parts });
         }
         geometry
     }

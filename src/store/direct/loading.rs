@@ -68,7 +68,6 @@ impl Drop for Bringing<'_> {
 impl DirectStore {
     /// Loads an expert that has a slot.
     fn load(&self, id: ExpertId, address: usize) -> Result<(), NotLoaded> {
-        let layer = self.geometry.shape.layer_of(id);
         assert!(
             self.options.fault != Some(Fault::LoaderPanic),
             "a load was to panic"
@@ -90,9 +89,7 @@ impl DirectStore {
                 outcome = outcome.and(taken);
             }
         }
-        outcome
-            .and_then(|()| self.check_files(layer))
-            .map_err(NotLoaded::Failed)
+        outcome.map_err(NotLoaded::Failed)
     }
 
     /// Gives an absent expert a slot and loads it.

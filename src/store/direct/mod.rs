@@ -17,16 +17,18 @@ mod loading;
 mod reader;
 mod reading;
 mod slices;
+mod trial;
 
 use self::books::{Books, State};
 use self::files::ModelFiles;
 use self::geometry::Geometry;
 use self::reader::Reader;
 use self::reading::Engine;
+pub use self::trial::{DiskTrial, try_disk};
 use super::dense::Dense;
 use super::layout::Layout;
 use super::ranks::Ranks;
-use super::{DenseLock, ExpertStore, Fetched, StoreError};
+use super::{DenseLock, ExpertStore, Fetched, Limitation, Limited, StoreError};
 use crate::engine::Learned;
 use crate::model::ModelMap;
 use hotpin_controllers::{ExpertId, Held, Residence};
@@ -98,7 +100,7 @@ pub struct DirectStore {
     waited_ns: AtomicU64,
     dense: Dense,
     options: DirectOptions,
-    notes: Vec<String>,
+    limitations: Vec<Limited>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -131,14 +133,16 @@ impl DirectStore {
         let books = Books::new(&geometry).map_err(open)?;
         let experts = map.shape().total_experts();
         let (dense, lock) = Dense::new(&layout, piece_bytes, options.lock_dense);
-        let mut notes = Vec::new();
+        let mut limitations = Vec::new();
         if let Some(why) = &files.not_direct {
-            notes.push(format!("experts are read through the page cache: {why}"));
+            let said = format!("experts are read through the page cache: {why}");
+            limitations.push((Limitation::NoDirectIo, said));
         }
         if let Some(why) = no_uring {
-            notes.push(format!(
+            let said = format!(
                 "experts are read without io_uring, so reading and computing do not overlap: {why}"
-            ));
+            );
+            limitations.push((Limitation::NoUring, said));
         }
         let store = Self {
             engine: Mutex::new(Engine::new(reader, experts, geometry.most_parts)),
@@ -150,7 +154,7 @@ impl DirectStore {
             waited_ns: AtomicU64::new(0),
             dense,
             options,
-            notes,
+            limitations,
             geometry,
             files,
             layout,
@@ -158,10 +162,10 @@ impl DirectStore {
         Ok((store, lock))
     }
 
-    /// What the user should know about how this store reads.
+    /// What this store has to do without.
     #[must_use]
-    pub fn notes(&self) -> &[String] {
-        &self.notes
+    pub fn limitations(&self) -> &[Limited] {
+        &self.limitations
     }
 
     fn not_locked(&self, id: ExpertId, books: &Books) -> StoreError {
@@ -182,7 +186,7 @@ impl ExpertStore for DirectStore {
     }
 
     fn is_complete(&self) -> bool {
-        self.files.still_sound().is_ok() && lock(&self.books).hold()
+        lock(&self.books).hold()
     }
 
     fn release(&self) {
@@ -273,8 +277,21 @@ impl ExpertStore for DirectStore {
         self.measure_reads().ok().flatten()
     }
 
+    fn locked_bytes(&self) -> u64 {
+        let dense = self.dense.locked_ranges().iter().copied();
+        lock(&self.books).locked_bytes() + super::pages::union_bytes(dense)
+    }
+
+    fn check_unchanged(&self) -> Result<(), String> {
+        self.layout.check_unchanged()
+    }
+
     fn residence_into(&self, out: &mut [Residence]) {
         lock(&self.books).residence_into(out);
+    }
+
+    fn set_dense_locked(&self, lock: bool) -> DenseLock {
+        self.dense.set(lock)
     }
 
     fn unlock_all(&self) {

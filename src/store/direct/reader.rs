@@ -291,7 +291,7 @@ impl Reader {
     }
 
     /// Waits for everything under way and forgets what was queued.
-    fn drain(&mut self) {
+    pub(super) fn drain(&mut self) {
         self.queue.clear();
         let Way::Uring(ring) = &mut self.way else {
             return;

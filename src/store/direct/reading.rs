@@ -69,7 +69,6 @@ impl Engine {
 impl DirectStore {
     /// Reads what of a layer's routed experts is not there.
     pub(super) fn fetch_layer(&self, experts: &[ExpertId]) -> Result<Fetched, String> {
-        self.files.still_sound()?;
         let mut engine = lock(&self.engine);
         let engine = &mut *engine;
         self.take_in(engine, false)?;
@@ -94,9 +93,8 @@ impl DirectStore {
             }
         }
         engine.wanted = wanted;
-        if let Some(&(id, _)) = engine.wanted.first() {
+        if !engine.wanted.is_empty() {
             engine.reader.start().map_err(|e| e.to_string())?;
-            self.check_files(self.geometry.shape.layer_of(id))?;
         }
         Ok(found)
     }
@@ -235,29 +233,27 @@ impl DirectStore {
         reaped.map_err(|e| format!("waiting for reads failed: {e}"))
     }
 
-    /// Reads an expert ahead if it is not resident, the guess is trusted and the disk has time. True
-    /// when it is being read now.
-    fn weigh(&self, engine: &mut Engine, id: ExpertId, guess: &Guess) -> bool {
+    /// Reads an expert ahead if it is not resident, the guess is trusted and the disk has time.
+    fn weigh(&self, engine: &mut Engine, id: ExpertId, guess: &Guess) {
         let layer = self.geometry.shape.layer_of(id);
         let mut books = lock(&self.books);
         let wanted = books.state(id) == State::Absent
             && engine.foresight.weigh(layer, id, guess)
             && engine.reader.outstanding() < MOST_OUTSTANDING;
         if !wanted {
-            return false;
+            return;
         }
         books.make_room(id, 1, &|index| self.ranks.of(index));
         if !books.has_room(id) {
-            return false;
+            return;
         }
         books.take_slot(id);
         let Some(address) = books.address(id) else {
-            return false;
+            return;
         };
         drop(books);
         engine.failed.retain(|(expert, _)| *expert != id);
         self.begin_expert(engine, id, address);
-        true
     }
 
     /// Compares a part of an expert that is to be there with the file.
@@ -378,20 +374,13 @@ impl ExpertArena for DirectStore {
     fn foresee(&self, block: u32, guesses: &[Guess]) {
         let mut engine = lock(&self.engine);
         let engine = &mut *engine;
-        let mut reads_from = None;
         for guess in guesses {
-            if let Some(id) = self.geometry.expert(block, guess.expert)
-                && self.weigh(engine, id, guess)
-            {
-                reads_from = Some(self.geometry.shape.layer_of(id));
+            if let Some(id) = self.geometry.expert(block, guess.expert) {
+                self.weigh(engine, id, guess);
             }
         }
-        if let Some(layer) = reads_from {
-            // A failure to start is met again when the reads are waited for, and a changed file at
-            // the next fetch.
-            let _ = engine.reader.start();
-            let _ = self.check_files(layer);
-        }
+        // A failure to start is met again when the reads are waited for.
+        let _ = engine.reader.start();
     }
 
     fn wait(&self, _block: u32, tensor: &str) -> Result<(), String> {

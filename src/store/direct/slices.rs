@@ -77,15 +77,4 @@ impl DirectStore {
             "expert {index} of MoE layer {layer}, part {part}: what is in memory is not what the file has at offset {offset}"
         ))
     }
-
-    /// Fails when a file that a layer's experts are read from has changed, now or before.
-    ///
-    /// # Errors
-    /// In words for the user.
-    pub(super) fn check_files(&self, layer: usize) -> Result<(), String> {
-        self.geometry.layers[layer]
-            .shards
-            .iter()
-            .try_for_each(|&shard| self.files.check_unchanged(shard))
-    }
 }

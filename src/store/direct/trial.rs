@@ -1,0 +1,128 @@
+//! Tries out how this store would read a model's files here, without an engine.
+
+use super::DirectOptions;
+use super::arena::Arena;
+use super::files::ModelFiles;
+use super::reader::{Done, Read, Reader};
+use crate::model::{ModelMap, Shard};
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Reads under way at a time, as many as the reader allows.
+const AT_ONCE: u32 = 4;
+/// From one read to the next, in reads: a prime, so that they lie all over the files.
+const STRIDE: u64 = 7919;
+/// Bytes of a read where the model has no experts to take the size from.
+const DENSE_READ_BYTES: usize = 1 << 20;
+
+/// What was found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DiskTrial {
+    /// Why reads go through the page cache, when they do.
+    pub not_direct: Option<String>,
+    /// Why reads go without io_uring, when they do.
+    pub not_uring: Option<String>,
+    /// Bytes of one read.
+    pub read_bytes: usize,
+    /// Bytes a second; `None` when reads go through the page cache, whose speed says nothing of the
+    /// disk's.
+    pub bytes_per_s: Option<f64>,
+}
+
+/// Opens the model's files as the store does, and reads slices from all over them for about `duration`.
+///
+/// # Errors
+/// When a file cannot be opened, or a read fails.
+pub fn try_disk(
+    map: &ModelMap,
+    options: DirectOptions,
+    duration: Duration,
+) -> io::Result<DiskTrial> {
+    let files = Arc::new(ModelFiles::open(map.shards(), options.direct)?);
+    let (mut reader, not_uring) = Reader::new(Arc::clone(&files), options);
+    let slice_bytes = map
+        .layers()
+        .iter()
+        .flat_map(|layer| &layer.parts)
+        .filter_map(|part| usize::try_from(part.slice_bytes).ok())
+        .max();
+    let read_bytes = slice_bytes
+        .unwrap_or(DENSE_READ_BYTES)
+        .next_multiple_of(files.align);
+    let not_direct = files.not_direct.clone();
+    let bytes_per_s = match not_direct {
+        Some(_) => None,
+        None => Some(time_reads(&mut reader, map.shards(), read_bytes, duration)?),
+    };
+    Ok(DiskTrial {
+        not_direct,
+        not_uring,
+        read_bytes,
+        bytes_per_s,
+    })
+}
+
+/// Bytes a second of reads of `read_bytes` at multiples of it, all over the files.
+fn time_reads(
+    reader: &mut Reader,
+    shards: &[Shard],
+    read_bytes: usize,
+    duration: Duration,
+) -> io::Result<f64> {
+    let room = Arena::reserve(read_bytes, AT_ONCE as usize)?;
+    let in_file = |shard: &Shard| (shard.file_bytes / read_bytes as u64).max(1);
+    let reads: u64 = shards.iter().map(in_file).sum();
+    let place = |number: u64| {
+        let mut at = number.wrapping_mul(STRIDE) % reads.max(1);
+        for (shard, file) in shards.iter().enumerate() {
+            if at < in_file(file) {
+                let offset = at * read_bytes as u64;
+                let least = (file.file_bytes - offset).min(read_bytes as u64);
+                return Some((shard, offset, usize::try_from(least).unwrap_or(read_bytes)));
+            }
+            at -= in_file(file);
+        }
+        None
+    };
+    let mut free: Vec<u32> = (0..AT_ONCE).collect();
+    let mut ended: Vec<Done> = Vec::new();
+    let (mut number, mut bytes, mut started) = (0_u64, 0_usize, Instant::now());
+    loop {
+        // The first reads touch the memory.
+        if number == u64::from(AT_ONCE) {
+            (bytes, started) = (0, Instant::now());
+        }
+        let over = number > u64::from(AT_ONCE) && started.elapsed() >= duration;
+        while !over && let Some(slot) = free.pop() {
+            let Some((shard, offset, least)) = place(number) else {
+                return Err(io::Error::other("the model has no file"));
+            };
+            number += 1;
+            let read = Read {
+                owner: (slot, 0),
+                shard,
+                offset,
+                address: room.address(slot),
+                len: read_bytes,
+                least,
+            };
+            // SAFETY: the slot is free, and `drain` below waits for every read before `room` goes.
+            unsafe { reader.push(read) };
+            bytes += least;
+        }
+        if reader.outstanding() == 0 {
+            break;
+        }
+        let reaped = reader.reap(true, &mut ended);
+        let failed = ended.iter().find_map(|done| done.result.clone().err());
+        if let Some(error) = reaped.err().or_else(|| failed.map(io::Error::other)) {
+            reader.drain();
+            return Err(error);
+        }
+        free.extend(ended.drain(..).map(|done| done.owner.0));
+    }
+    #[expect(clippy::cast_precision_loss, reason = "some GB")]
+    let bytes = bytes as f64;
+    Ok(bytes / started.elapsed().as_secs_f64().max(1e-9))
+}

@@ -1,0 +1,503 @@
+//! The real program where something is missing, forbidden, slow or stopped: it says so and gives the same
+//! text. Most of it takes root, since such machines are made with mounts, cgroups and filters.
+
+use super::support::{
+    self, Answering, Copy, Ran, cgroups, clean, from_environment, greedy, kb_line, program, root,
+    run, wait_until, within,
+};
+use hotpin::bench::protocol::CgroupJoin;
+use hotpin::governor::Entry;
+use nix::sys::signal::Signal;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+const PROMPT: &str = "Tell me about the sea.";
+
+fn stock(model: &Path, predict: &str) -> String {
+    run(greedy(model, PROMPT, predict, &["--policy", "off"])).success()
+}
+
+fn ran(command: &mut Command) -> Ran {
+    Ran::of(&command.output().expect("start"))
+}
+
+/// The program with a mount table of its own, changed by `mounts`; `$0` there is `place`.
+fn among(mounts: &str, place: &Path, args: &[String]) -> Command {
+    let mut command = Command::new("unshare");
+    let script = format!("set -e; {mounts}; exec \"$@\"");
+    command
+        .args(["-m", "sh", "-c", &script])
+        .arg(place)
+        .arg(env!("CARGO_BIN_EXE_hotpin"))
+        .args(args)
+        .stdin(Stdio::null());
+    clean(&mut command);
+    command
+}
+
+#[test]
+fn without_psi_and_with_a_read_only_sys_it_runs_and_says_what_it_cannot_see() {
+    let name = "without_psi_and_with_a_read_only_sys_it_runs_and_says_what_it_cannot_see";
+    let Some(model) = support::moe(name) else {
+        return;
+    };
+    if !root(name) {
+        return;
+    }
+    let stock = stock(&model, "8");
+    let args = greedy(&model, PROMPT, "8", &["--capacity", "120MB"]);
+    let nowhere = Path::new("/");
+    let blind = ran(&mut among(
+        "mount -t tmpfs none /proc/pressure",
+        nowhere,
+        &args,
+    ));
+    assert!(blind.stderr.contains("no_psi: Memory stalls"), "{blind:?}");
+    assert_eq!(blind.success(), stock);
+    let read_only = "mount -o remount,bind,ro /sys; ! touch /sys/fs 2>/dev/null";
+    let quiet = ran(&mut among(read_only, nowhere, &args));
+    assert!(!quiet.stderr.contains("no_"), "{quiet:?}");
+    assert_eq!(quiet.success(), stock);
+    // Without any of /sys: cgroups and readahead are unknown.
+    let none = ran(&mut among("mount -t tmpfs none /sys", nowhere, &args));
+    assert!(none.stderr.contains("no_cgroup"), "{none:?}");
+    assert_eq!(none.success(), stock);
+}
+
+#[test]
+fn without_o_direct_experts_come_through_the_page_cache() {
+    let name = "without_o_direct_experts_come_through_the_page_cache";
+    let Some(model) = support::moe(name) else {
+        return;
+    };
+    if !root(name) {
+        return;
+    }
+    let stock = stock(&model, "6");
+    let place = tempfile::tempdir().expect("temp dir");
+    // tmpfs has direct reads nowadays, ramfs has not.
+    let mounts = format!(
+        "mount -t ramfs none \"$0\"; cp '{}' \"$0/m.gguf\"",
+        model.display()
+    );
+    let inside = place.path().join("m.gguf");
+    for (store, words) in [
+        ("direct", "experts are read through the page cache"),
+        (
+            "auto",
+            "store mapped, since direct would not do its best here",
+        ),
+    ] {
+        let args = greedy(
+            &inside,
+            PROMPT,
+            "6",
+            &["--store", store, "--capacity", "120MB"],
+        );
+        let ran = ran(&mut among(&mounts, place.path(), &args));
+        assert!(ran.stderr.contains(words), "{ran:?}");
+        assert_eq!(ran.success(), stock, "{store}");
+    }
+}
+
+/// Refuses to make rings of io_uring, as container runtimes do.
+fn without_uring(command: &mut Command) {
+    // Load the number of the call; of io_uring_setup refuse with EPERM, else allow.
+    const NUMBER_AT: u32 = 0;
+    const LOAD: u16 = 0x20;
+    const JUMP_IF_EQUAL: u16 = 0x15;
+    const RETURN: u16 = 0x06;
+    let line = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+    let setup = u32::try_from(libc::SYS_io_uring_setup).expect("number");
+    let refuse = libc::SECCOMP_RET_ERRNO | u32::try_from(libc::EPERM).expect("number");
+    let mut filter = [
+        line(LOAD, 0, 0, NUMBER_AT),
+        line(JUMP_IF_EQUAL, 0, 1, setup),
+        line(RETURN, 0, 0, refuse),
+        line(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let install = move || {
+        let program = libc::sock_fprog {
+            len: 4,
+            filter: filter.as_mut_ptr(),
+        };
+        // SAFETY: plain system calls; the filter lives until they return.
+        let code = unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+            libc::prctl(
+                libc::PR_SET_SECCOMP,
+                libc::SECCOMP_MODE_FILTER,
+                &raw const program,
+            )
+        };
+        if code == 0 {
+            Ok(())
+        } else {
+            Err(std::io::Error::last_os_error())
+        }
+    };
+    // SAFETY: between fork and exec only system calls are made.
+    unsafe { command.pre_exec(install) };
+}
+
+#[test]
+fn without_io_uring_it_reads_when_it_waits() {
+    let name = "without_io_uring_it_reads_when_it_waits";
+    let Some(model) = support::moe(name) else {
+        return;
+    };
+    let stock = stock(&model, "8");
+    for (store, words) in [
+        ("direct", "experts are read without io_uring"),
+        (
+            "auto",
+            "store mapped, since direct would not do its best here",
+        ),
+    ] {
+        let more = ["--store", store, "--capacity", "120MB"];
+        let mut command = program(greedy(&model, PROMPT, "8", &more));
+        without_uring(&mut command);
+        let ran = ran(&mut command);
+        assert!(ran.stderr.contains(words), "{ran:?}");
+        assert_eq!(ran.success(), stock, "{store}");
+    }
+    let mut doctor = program(["doctor", model.to_str().expect("UTF-8")]);
+    without_uring(&mut doctor);
+    let said = ran(&mut doctor).success();
+    assert!(said.contains("\nwarn  io_uring "), "{said}");
+}
+
+/// Whether the kernel ended something in the group for want of memory.
+fn killed(join: &CgroupJoin) -> bool {
+    ["memory.oom_control", "memory.events"].iter().any(|file| {
+        let text = std::fs::read_to_string(join.procs.with_file_name(file)).unwrap_or_default();
+        text.lines()
+            .any(|line| line.starts_with("oom_kill ") && line != "oom_kill 0")
+    })
+}
+
+/// The model has 45 MiB of dense weights and a token cycle of 85 MiB; program and buffers take some 30 MB.
+/// llama.cpp alone lives in each of these groups.
+#[test]
+fn groups_below_the_dense_weights_and_below_a_token_cycle_are_lived_in() {
+    let name = "groups_below_the_dense_weights_and_below_a_token_cycle_are_lived_in";
+    let Some(model) = support::moe(name) else {
+        return;
+    };
+    let Some(parent) = cgroups(name) else {
+        return;
+    };
+    let stock = stock(&model, "4");
+    let own = Copy::of(&model);
+    for (limit_bytes, store) in [
+        (60_000_000, "mapped"),
+        (60_000_000, "direct"),
+        (80_000_000, "auto"),
+        (110_000_000, "mapped"),
+        (160_000_000, "direct"),
+    ] {
+        own.evict();
+        let group = parent.run_group(limit_bytes).expect("group");
+        let join = group.join();
+        let args = greedy(&own.model, PROMPT, "4", &["--store", store]);
+        let ran = ran(&mut within(&join, &program(args)));
+        let what = format!("{store} in {limit_bytes} bytes: {ran:?}");
+        assert!(!killed(&join), "{what}");
+        let locked = !ran.stderr.contains("do not fit beside the reserve");
+        assert_eq!(locked, limit_bytes > 150_000_000, "{what}");
+        assert_eq!(ran.success(), stock, "{store} in {limit_bytes} bytes");
+    }
+}
+
+fn pause() -> Duration {
+    Duration::from_secs(from_environment("HOTPIN_TEST_PAUSE_S", 2))
+}
+
+/// Stopped like by a suspend: no time of its own passes, and the clock has jumped when it goes on.
+/// `HOTPIN_TEST_PAUSE_S` makes it longer.
+#[test]
+fn stopped_and_continued_it_goes_on_where_it_was() {
+    let name = "stopped_and_continued_it_goes_on_where_it_was";
+    let Some(model) = support::moe(name) else {
+        return;
+    };
+    let stock = stock(&model, "100");
+    let folder = tempfile::tempdir().expect("temp dir");
+    for store in ["mapped", "direct"] {
+        let journal = folder.path().join(store);
+        let more = [
+            "--store",
+            store,
+            "--capacity",
+            "120MB",
+            "--journal",
+            journal.to_str().expect("UTF-8"),
+        ];
+        let run = Answering::begin(program(greedy(&model, PROMPT, "100", &more)), 8);
+        run.signal(Signal::SIGSTOP);
+        std::thread::sleep(pause());
+        run.signal(Signal::SIGCONT);
+        let ran = run.ended();
+        assert!(!ran.stderr.contains("has not ended"), "{ran:?}");
+        assert_eq!(ran.success(), stock, "{store}");
+        check_pause(&journal);
+    }
+}
+
+/// The loop saw the pause as one long tick, not as ticks to be caught up with.
+fn check_pause(journal: &Path) {
+    let text = std::fs::read_to_string(journal).expect("journal");
+    let entries: Vec<Entry> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("entry"))
+        .collect();
+    let gaps = entries.windows(2).map(|two| two[1].t_s - two[0].t_s);
+    let longest = gaps.clone().fold(0.0, f64::max);
+    assert!(longest >= pause().as_secs_f64() * 0.9, "{longest} s");
+    assert!(gaps.clone().all(|gap| gap > 0.0), "time runs forward");
+}
+
+/// A cgroup of version 1's hierarchy of one controller; removed on drop.
+struct Group {
+    folder: PathBuf,
+}
+
+impl Group {
+    fn of(test: &str, controller: &str) -> Option<Self> {
+        let number = std::process::id();
+        let folder = Path::new("/sys/fs/cgroup")
+            .join(controller)
+            .join(format!("hotpin-test-{number}-{test}"));
+        match std::fs::create_dir(&folder) {
+            Ok(()) => Some(Self { folder }),
+            Err(error) => {
+                eprintln!("SKIPPED {test}: {}: {error}", folder.display());
+                None
+            }
+        }
+    }
+
+    fn write(&self, file: &str, text: &str) {
+        let path = self.folder.join(file);
+        std::fs::write(&path, text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    }
+
+    fn join(&self) -> CgroupJoin {
+        CgroupJoin {
+            version: 1,
+            procs: self.folder.join("cgroup.procs"),
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // Its last process may be on its way out.
+        for _ in 0..100 {
+            if std::fs::remove_dir(&self.folder).is_ok() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+#[test]
+fn frozen_and_thawed_it_goes_on_where_it_was() {
+    let name = "frozen_and_thawed_it_goes_on_where_it_was";
+    let Some(model) = support::moe(name) else {
+        return;
+    };
+    let Some(group) = Group::of(name, "freezer") else {
+        return;
+    };
+    let stock = stock(&model, "100");
+    let command = program(greedy(&model, PROMPT, "100", &["--capacity", "120MB"]));
+    let run = Answering::begin(within(&group.join(), &command), 8);
+    group.write("freezer.state", "FROZEN");
+    wait_until("the group to freeze", || {
+        let state = std::fs::read_to_string(group.folder.join("freezer.state"));
+        state.is_ok_and(|state| state.trim() == "FROZEN")
+    });
+    let cpu = |run: &Answering| {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", run.id()));
+        let stat = stat.expect("stat");
+        let after = stat.rsplit_once(')').expect("stat").1.to_owned();
+        after
+            .split_whitespace()
+            .skip(11)
+            .take(2)
+            .map(|ticks| ticks.parse::<u64>().expect("ticks"))
+            .sum::<u64>()
+    };
+    let before = cpu(&run);
+    std::thread::sleep(pause());
+    assert_eq!(cpu(&run), before, "it was frozen");
+    group.write("freezer.state", "THAWED");
+    let ran = run.ended();
+    assert!(!ran.stderr.contains("has not ended"), "{ran:?}");
+    assert_eq!(ran.success(), stock);
+}
+
+#[test]
+fn half_of_the_processors_give_the_same_text() {
+    let name = "half_of_the_processors_give_the_same_text";
+    let Some(model) = support::moe(name) else {
+        return;
+    };
+    let Some(group) = Group::of(name, "cpu") else {
+        return;
+    };
+    group.write("cpu.cfs_period_us", "100000");
+    group.write("cpu.cfs_quota_us", "100000");
+    let stock = stock(&model, "12");
+    // Two threads that get the time of one.
+    let mut args = greedy(&model, PROMPT, "12", &["--capacity", "120MB"]);
+    let threads = args.iter().position(|arg| arg == "-t").expect("threads");
+    args[threads + 1] = "2".into();
+    let ran = ran(&mut within(&group.join(), &program(args)));
+    assert!(!ran.stderr.contains("has not ended"), "{ran:?}");
+    assert_eq!(ran.success(), stock);
+}
+
+/// Version 1's throttle on the whole disk below a file, bytes a second.
+fn throttle(group: &Group, model: &Path, bytes_per_s: u64) -> bool {
+    let device = std::fs::metadata(model).expect("metadata").dev();
+    let (major, minor) = (nix::sys::stat::major(device), nix::sys::stat::minor(device));
+    let line = format!("{major}:{minor} {bytes_per_s}");
+    std::fs::write(group.folder.join("blkio.throttle.read_bps_device"), line).is_ok()
+}
+
+/// 60 MB/s, a twentieth of what such disks give: a token cycle takes more than a second.
+#[test]
+fn a_disk_twenty_times_slower_gives_the_same_text_and_no_alarm() {
+    let name = "a_disk_twenty_times_slower_gives_the_same_text_and_no_alarm";
+    let Some(model) = support::moe(name) else {
+        return;
+    };
+    let Some(group) = Group::of(name, "blkio") else {
+        return;
+    };
+    let own = Copy::of(&model);
+    if !throttle(&group, &own.model, 60_000_000) {
+        return eprintln!(
+            "SKIPPED {name}: the disk below {} cannot be throttled",
+            own.model.display()
+        );
+    }
+    let stock = stock(&model, "4");
+    for store in ["mapped", "direct"] {
+        own.evict();
+        let args = greedy(
+            &own.model,
+            "The",
+            "4",
+            &["--store", store, "--capacity", "100MB", "--raw"],
+        );
+        let began = std::time::Instant::now();
+        let slow = ran(&mut within(&group.join(), &program(args.clone())));
+        assert!(!slow.stderr.contains("has not ended"), "{slow:?}");
+        let seconds = began.elapsed().as_secs_f64();
+        assert!(
+            seconds > 1.0,
+            "{store} took {seconds} s: the disk was not slow"
+        );
+        own.evict();
+        let fast = run(args).success();
+        assert_eq!(slow.success(), fast, "{store}");
+    }
+    assert!(!stock.is_empty());
+    own.evict();
+    let doctor = program(["doctor", own.model.to_str().expect("UTF-8")]);
+    let said = ran(&mut within(&group.join(), &doctor)).stdout;
+    assert!(said.contains("0.06 GB/s"), "{said}");
+}
+
+/// Version 1 refuses a limit below what cannot be reclaimed; whoever lowers it in steps, as orchestrators
+/// do, gets there, since each step makes the loop give memory back.
+#[test]
+fn a_limit_that_is_lowered_while_it_runs_is_followed() {
+    let name = "a_limit_that_is_lowered_while_it_runs_is_followed";
+    let Some(model) = support::moe(name) else {
+        return;
+    };
+    let Some(parent) = cgroups(name) else {
+        return;
+    };
+    let stock = stock(&model, "200");
+    let own = Copy::of(&model);
+    for store in ["mapped", "direct"] {
+        own.evict();
+        let group = parent.run_group(600_000_000).expect("group");
+        let join = group.join();
+        let more = ["--store", store, "--tick-ms", "20"];
+        let args = support::with_context(greedy(&own.model, PROMPT, "2000", &more));
+        let run = Answering::begin(within(&join, &program(args)), 8);
+        let limit = ["memory.limit_in_bytes", "memory.max"]
+            .map(|file| join.procs.with_file_name(file))
+            .into_iter()
+            .find(|path| path.exists())
+            .expect("limit");
+        let status = format!("/proc/{}/status", run.id());
+        let before = kb_line(&status, "VmLck").unwrap_or(0);
+        for step in (0..=20).rev() {
+            let bytes = 180_000_000 + 20_000_000 * step;
+            wait_until("the kernel to take the lower limit", || {
+                std::fs::write(&limit, u64::to_string(&bytes)).is_ok()
+            });
+        }
+        let after = kb_line(&status, "VmLck").unwrap_or(0);
+        assert!(
+            after < 180_000_000,
+            "{store}: {before} locked before, {after} after"
+        );
+        let said = run.cut_off(100);
+        let common = said.len().min(stock.trim_end().len());
+        assert_eq!(said[..common], stock[..common], "{store}");
+        assert!(!killed(&join), "{store}");
+    }
+}
+
+/// Swap in a file on a loop device, and a program that may lock little: what it holds may be swapped out,
+/// and the text is the same. The whole machine gets the swap, so it is done only where
+/// `HOTPIN_TEST_SWAP=1` allows that.
+#[test]
+fn with_swap_in_a_file_unlocked_memory_is_told_and_the_text_is_the_same() {
+    let name = "with_swap_in_a_file_unlocked_memory_is_told_and_the_text_is_the_same";
+    if from_environment("HOTPIN_TEST_SWAP", 0) == 0 {
+        return eprintln!("left out: {name}: HOTPIN_TEST_SWAP=1 lets it change the machine's swap");
+    }
+    let Some(model) = support::moe(name) else {
+        return;
+    };
+    let stock = stock(&model, "20");
+    let folder = tempfile::tempdir_in(model.parent().expect("folder")).expect("temp dir");
+    let file = folder.path().join("swap");
+    let done = |program: &str, args: &[&str]| {
+        let output = Command::new(program).args(args).output().expect("start");
+        assert!(output.status.success(), "{program} {args:?}: {output:?}");
+        String::from_utf8(output.stdout)
+            .expect("UTF-8")
+            .trim()
+            .to_owned()
+    };
+    let path = file.to_str().expect("UTF-8");
+    done("fallocate", &["-l", "512M", path]);
+    let device = done("losetup", &["--find", "--show", path]);
+    done("mkswap", &[&device]);
+    done("swapon", &[&device]);
+    let ran = std::panic::catch_unwind(|| {
+        let doctor = run(["doctor", model.to_str().expect("UTF-8")]).stdout;
+        let args = greedy(&model, PROMPT, "20", &["--capacity", "200MB"]);
+        (doctor, support::without_privilege(8 << 20, &args))
+    });
+    done("swapoff", &[&device]);
+    done("losetup", &["--detach", &device]);
+    let (doctor, ran) = ran.expect("it ran");
+    assert!(doctor.contains("\nwarn  swap "), "{doctor}");
+    assert!(ran.stderr.contains("store mapped"), "{ran:?}");
+    assert_eq!(ran.success(), stock);
+}

@@ -26,6 +26,18 @@ ENV = {**{k: v for k, v in os.environ.items() if not k.startswith("HOTPIN_")}, "
 LEAST = 300
 RESERVE = 1 << 30
 STEP_S = 0.02
+STARTED = []
+
+
+def end(*_):
+    """Nothing that was started outlives the script."""
+    for child in STARTED:
+        child.kill()
+    os._exit(1)
+
+
+signal.signal(signal.SIGTERM, end)
+signal.signal(signal.SIGINT, end)
 
 
 def meminfo(key):
@@ -71,6 +83,7 @@ class Session:
             command += ["--profile", profile]
         self.locked = lock_file(model) if way == "mlock" else None
         self.child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENV)
+        STARTED.append(self.child)
         threading.Thread(target=self.read, daemon=True).start()
 
     def read(self):
@@ -123,6 +136,7 @@ time.sleep(1e6)
 def lock_file(model):
     """A process that holds the whole file locked, as a loader with --mlock does."""
     child = subprocess.Popen([sys.executable, "-c", LOCKER, model], stdout=subprocess.PIPE)
+    STARTED.append(child)
     if child.stdout.readline().strip() != b"locked":
         sys.exit("the file could not be locked")
     return child, os.path.getsize(model)
@@ -154,8 +168,9 @@ def run_hog(kind, gib, model, other, profile):
     hog = lambda *more: [sys.executable, str(HERE / "hog.py"), f"{gib:.2f}", *more]
     if kind in ("step", "ramp", "sawtooth"):
         rate, shape = {"step": ("0", "ramp"), "ramp": ("2", "ramp"), "sawtooth": ("2", "sawtooth")}[kind]
-        out = subprocess.run(hog("4", rate, shape, str(LEAST)), stdout=subprocess.PIPE, check=True).stdout
-        return json.loads(out.splitlines()[-1])
+        child = subprocess.Popen(hog("4", rate, shape, str(LEAST)), stdout=subprocess.PIPE)
+        STARTED.append(child)
+        return json.loads(child.communicate()[0].splitlines()[-1])
     if kind == "forks":
         worst = 0.0
         for _ in range(60):
@@ -174,6 +189,7 @@ def run_hog(kind, gib, model, other, profile):
         second.stop()
         command = [HOTPIN, "run", other, "--raw", "-p", "The sea", "-n", "100000", "-c", "8192", "--temp", "0"]
         second.child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENV)
+        STARTED.append(second.child)
         second.times = []
         threading.Thread(target=second.read, daemon=True).start()
     while not second.times:

@@ -25,7 +25,7 @@ pub(super) struct Acted {
 }
 
 /// Unpins, pins, and publishes what the engine ranks transit by. Memory is released before more is
-/// locked.
+/// locked, and nothing more is locked once `is_short` says that memory runs short.
 pub(super) fn carry_out(
     store: &dyn ExpertStore,
     shape: &ModelShape,
@@ -33,6 +33,7 @@ pub(super) fn carry_out(
     ranks: &[f32],
     plant: &Plant,
     progress: Option<&mut dyn FnMut(u64, u64)>,
+    is_short: &mut dyn FnMut() -> bool,
 ) -> Acted {
     let mut acted = Acted::default();
     store.start_tick();
@@ -48,7 +49,7 @@ pub(super) fn carry_out(
         let planned: Vec<_> = decision.pin.iter().map(|a| a.expert).collect();
         store.clear_loaded(&planned);
     }
-    pin_all(store, shape, decision, &mut acted, progress);
+    pin_all(store, shape, decision, &mut acted, progress, is_short);
     if first {
         warm_transit(store, ranks);
     }
@@ -85,10 +86,16 @@ fn pin_all(
     decision: &Decision,
     acted: &mut Acted,
     mut progress: Option<&mut dyn FnMut(u64, u64)>,
+    is_short: &mut dyn FnMut() -> bool,
 ) {
     let planned: u64 = decision.pin.iter().map(|a| shape.bytes(a.expert)).sum();
     let mut done = 0;
     for action in &decision.pin {
+        // Reading takes its time, in which others may take all that is left.
+        if is_short() {
+            tracing::debug!("pinning stopped for this tick: memory runs short");
+            return;
+        }
         match store.pin(action.expert) {
             Ok(true) => acted.pinned.push(*action),
             Ok(false) => {}

@@ -1,6 +1,6 @@
 //! Between ticks: another program may take all of a small reserve before the next one is due.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// As fast as memory is taken by whoever takes it, bytes a second, with room to spare.
 const FASTEST_BYTES_PER_S: u64 = 4 << 30;
@@ -36,6 +36,31 @@ pub(super) fn judge(beyond_bytes: Option<u64>, tick: Duration) -> Next {
     }
 }
 
+/// Looks at memory now and then while a tick goes on.
+#[derive(Debug)]
+pub(super) struct Lookout {
+    last: Instant,
+}
+
+impl Lookout {
+    /// Nothing is looked at in the first milliseconds.
+    pub(super) fn new() -> Self {
+        Self {
+            last: Instant::now(),
+        }
+    }
+
+    /// Whether `beyond_bytes`, what is available beyond the floors of all reserves, has gone. It is not
+    /// asked more often than looking is worth.
+    pub(super) fn is_short(&mut self, beyond_bytes: impl FnOnce() -> Option<u64>) -> bool {
+        if self.last.elapsed() < LEAST {
+            return false;
+        }
+        self.last = Instant::now();
+        beyond_bytes() == Some(0)
+    }
+}
+
 /// The time between two ticks at least.
 pub(super) fn least_apart(tick: Duration) -> Duration {
     (tick / LEAST_SHARE).max(LEAST)
@@ -56,6 +81,18 @@ mod tests {
         assert_eq!(after(1 << 40), Next::Look(TICK));
         assert_eq!(judge(None, TICK), Next::Look(TICK), "nothing to look at");
         assert_eq!(judge(Some(u64::MAX), LEAST), Next::Look(LEAST));
+    }
+
+    #[test]
+    fn a_lookout_asks_no_more_often_than_it_is_worth() {
+        let mut lookout = Lookout::new();
+        assert!(!lookout.is_short(|| unreachable!("it was looked at just now")));
+        lookout.last -= 2 * LEAST;
+        assert!(lookout.is_short(|| Some(0)));
+        lookout.last -= 2 * LEAST;
+        assert!(!lookout.is_short(|| Some(1)));
+        lookout.last -= 2 * LEAST;
+        assert!(!lookout.is_short(|| None), "unknown is no alarm");
     }
 
     #[test]

@@ -349,8 +349,7 @@ impl Loop {
     /// came; `None` when it is time to stop.
     fn next_tick(&mut self, due: Instant) -> Option<Instant> {
         let tick = self.options.tick;
-        let dense = self.options.dense;
-        let floors = [dense.host_reserve_bytes, dense.cgroup_reserve_bytes].map(alarm::floor_bytes);
+        let floors = self.floors();
         let mut look = Instant::now() + alarm::least_apart(tick);
         loop {
             if self.shared.stops_before(look.min(due)) {
@@ -369,6 +368,12 @@ impl Loop {
                 alarm::Next::Look(after) => look = Instant::now() + after,
             }
         }
+    }
+
+    /// What of the reserves, on the host and in a cgroup, must be there between ticks.
+    fn floors(&self) -> [u64; 2] {
+        let dense = self.options.dense;
+        [dense.host_reserve_bytes, dense.cgroup_reserve_bytes].map(alarm::floor_bytes)
     }
 
     fn holds_nothing(&self) -> bool {
@@ -447,6 +452,9 @@ impl Loop {
             recording.tick(&observation, &self.decision);
         }
         let first = progress.is_some();
+        let floors = self.floors();
+        let (sensors, mut lookout) = (&mut self.sensors, alarm::Lookout::new());
+        let mut is_short = || lookout.is_short(|| sensors.usable_bytes(floors[0], floors[1]));
         let acted = act::carry_out(
             self.regulated.store.as_ref(),
             &self.regulated.shape,
@@ -454,6 +462,7 @@ impl Loop {
             self.policy.ranks(),
             &self.plant,
             progress,
+            &mut is_short,
         );
         self.report(now, &sample, &acted, orders.paused);
         if !first {

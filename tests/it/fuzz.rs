@@ -92,7 +92,7 @@ fn settings_journals_and_calibrations_are_read_or_refused() {
     let folder = tempfile::tempdir().expect("temp dir");
     let file = folder.path().join("hotpin.toml");
     let settings = "model = \"m.gguf\"\n[server]\nport = 9090\n[control]\ncapacity = \"8GiB\"\n\
-        tick_ms = 50\n[laws.capacity]\nhost_reserve_bytes = 1000000000\n[generation]\ntemp = 0.5\n";
+        reserve = \"1GiB\"\ntick_ms = 50\n[laws.pins]\ngate_tokens = 16.0\n[generation]\ntemp = 0.5\n";
     let command = Cli::command();
     check(settings.as_bytes(), 1, rounds(1), |bytes| {
         std::fs::write(&file, bytes).expect("write");

@@ -1,4 +1,5 @@
-//! Time of one control tick at the size of a large model: 48 layers x 128 experts.
+//! Time of one control tick at the size of large models: 48 layers of 128 experts, and the 58 of 256
+//! of DeepSeek-V3.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use hotpin_controllers::{
@@ -7,14 +8,16 @@ use hotpin_controllers::{
 };
 use std::hint::black_box;
 
-const LAYERS: usize = 48;
-const EXPERTS: u32 = 128;
+/// Layers, and experts in each.
+const SIZES: [(usize, u32); 2] = [(48, 128), (58, 256)];
 const TOP_K: u32 = 8;
 const EXPERT_BYTES: u64 = 9_437_184;
 const TICK_NS: u64 = 100_000_000;
 
 /// A model whose routing drifts: hot experts move a little each tick.
 struct Script {
+    layers: usize,
+    experts: u32,
     shape: ModelShape,
     counts: Vec<u32>,
     prefill: Vec<u32>,
@@ -25,10 +28,12 @@ struct Script {
 }
 
 impl Script {
-    fn new() -> Self {
-        let shape = ModelShape::uniform(LAYERS, EXPERTS, EXPERT_BYTES, TOP_K).expect("a shape");
+    fn new(layers: usize, experts: u32) -> Self {
+        let shape = ModelShape::uniform(layers, experts, EXPERT_BYTES, TOP_K).expect("a shape");
         let n = shape.total_experts();
         Self {
+            layers,
+            experts,
             counts: vec![0; n],
             prefill: vec![0; n],
             residence: vec![Residence::Absent; n],
@@ -50,12 +55,12 @@ impl Script {
     /// One tick: route a token, decide, and do what was decided.
     fn step(&mut self, policy: &mut dyn Policy, decision: &mut Decision) {
         self.ticks += 1;
-        for layer in 0..LAYERS {
+        for layer in 0..self.layers {
             for _ in 0..TOP_K {
                 // Squaring skews towards low numbers; the shift moves the hot spot.
                 let u = self.below(1000) * self.below(1000);
-                let index =
-                    (u * u64::from(EXPERTS) / 1_000_000 + self.ticks / 50) % u64::from(EXPERTS);
+                let index = (u * u64::from(self.experts) / 1_000_000 + self.ticks / 50)
+                    % u64::from(self.experts);
                 let id = self
                     .shape
                     .id(layer, u32::try_from(index).expect("an index"));
@@ -65,7 +70,7 @@ impl Script {
                 }
             }
         }
-        let routed = (LAYERS as u64) * u64::from(TOP_K);
+        let routed = (self.layers as u64) * u64::from(TOP_K);
         let observation = Observation {
             now: Moment {
                 ns: self.ticks * TICK_NS,
@@ -120,14 +125,21 @@ impl Script {
 }
 
 fn tick(c: &mut Criterion) {
-    let mut script = Script::new();
+    for (layers, experts) in SIZES {
+        tick_at(c, layers, experts);
+    }
+}
+
+fn tick_at(c: &mut Criterion, layers: usize, experts: u32) {
+    let name = format!("tick/{layers}x{experts}");
+    let mut script = Script::new(layers, experts);
     let mut policy =
         Adaptive::new(&script.shape, &AdaptiveConfig::default(), None).expect("a policy");
     let mut decision = Decision::default();
     for _ in 0..500 {
         script.step(&mut policy, &mut decision);
     }
-    c.bench_function("tick/48x128", |b| {
+    c.bench_function(&name, |b| {
         b.iter(|| script.step(black_box(&mut policy), &mut decision));
     });
     // criterion reports means; the bar is on the slow end.
@@ -143,7 +155,7 @@ fn tick(c: &mut Criterion) {
     #[expect(clippy::print_stdout, reason = "a benchmark's result")]
     {
         println!(
-            "tick/48x128 over 20000: p50 {:.1} us, p99 {:.1} us, p99.9 {:.1} us",
+            "{name} over 20000: p50 {:.1} us, p99 {:.1} us, p99.9 {:.1} us",
             at(500),
             at(990),
             at(999)

@@ -17,6 +17,16 @@ use crate::size::parse_size;
 /// model: all of it, and room for everything that is not the model.
 const TARGET_UPPER_PERCENT: u64 = 130;
 
+/// What a bench measures on its texts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum BenchTask {
+    /// Tokens one by one.
+    #[default]
+    Decode,
+    /// Perplexity.
+    Perplexity,
+}
+
 /// Compares policies on one model, each run a process of its own, in turns.
 #[derive(Debug, Clone, Args)]
 pub struct BenchArgs {
@@ -45,6 +55,26 @@ pub struct BenchArgs {
         conflicts_with_all = ["workload", "domains"]
     )]
     pub prompts: Option<PathBuf>,
+
+    /// What to measure: tokens decoded one by one, or the perplexity of the texts in chunks of the
+    /// context (-c, 512 tokens where it is not given)
+    #[arg(
+        long,
+        value_enum,
+        default_value_t,
+        env = "HOTPIN_TASK",
+        conflicts_with = "prompts"
+    )]
+    pub task: BenchTask,
+
+    /// Chunks of each text for --task perplexity [default: all]
+    #[arg(
+        long,
+        value_parser = clap::value_parser!(u32).range(1..),
+        env = "HOTPIN_CHUNKS",
+        conflicts_with_all = ["prompts", "target_tok_s"]
+    )]
+    pub chunks: Option<u32>,
 
     /// Tokens to decode in each domain, or from each prompt
     #[arg(
@@ -197,11 +227,12 @@ pub fn resolve(args: &BenchArgs, hooks: &Hooks<'_>) -> Result<(Plan, Option<Temp
         model: args.model.clone(),
         shards,
         model_bytes,
-        task: if args.prompts.is_some() {
-            Task::Generate
-        } else {
-            Task::Forced
+        task: match args.task {
+            _ if args.prompts.is_some() => Task::Generate,
+            BenchTask::Decode => Task::Forced,
+            BenchTask::Perplexity => Task::Perplexity,
         },
+        chunks: args.chunks,
         workload,
         prompts,
         tokens: args.tokens,

@@ -1,8 +1,10 @@
 //! The child's half of a benchmark: one policy, measured.
 //!
 //! Only decodes are timed. Between them every token's logits are hashed, so that runs can be
-//! compared bit by bit without the hash costing any of them time.
+//! compared bit by bit without the hash costing any of them time. (Where a text is scored, a whole
+//! chunk is one decode, and its scores and hashes are part of its time.)
 
+use super::perplexity::{Chunks, Score, score_chunk};
 use super::protocol::{ChildError, ChildRequest, ChildResult, SegmentResult, Task};
 use super::roofline::{Measured, Roofline};
 use crate::engine::{EngineOptions, Model, Session, Token};
@@ -94,7 +96,7 @@ fn run(request: &ChildRequest) -> Result<ChildResult> {
     let load_s = started.elapsed().as_secs_f64();
     let mut meter = Meter::new();
     let mut segments = Vec::new();
-    for (name, work) in works(request, &model)? {
+    for (name, work) in works(request, &model, rig.session.n_ctx())? {
         // Without a parent that listens, the run goes on.
         let _ = writeln!(std::io::stderr(), "{policy}: {name}");
         segments.push(meter.segment(&mut rig, policy, name, &work, request)?);
@@ -151,9 +153,11 @@ enum Work {
     Forced(Vec<Token>),
     /// The likeliest tokens after this prompt.
     Generate(Vec<Token>),
+    /// The likelihood of these chunks.
+    Score(Chunks),
 }
 
-fn works(request: &ChildRequest, model: &Model) -> Result<Vec<(String, Work)>> {
+fn works(request: &ChildRequest, model: &Model, n_ctx: usize) -> Result<Vec<(String, Work)>> {
     let names = request.segment_names();
     let wanted = request.tokens as usize + request.warmup_tokens as usize;
     let works: Result<Vec<Work>> = match request.task {
@@ -173,6 +177,16 @@ fn works(request: &ChildRequest, model: &Model) -> Result<Vec<(String, Work)>> {
                 }
                 tokens.truncate(wanted);
                 Ok(Work::Forced(tokens))
+            })
+            .collect(),
+        Task::Perplexity => request
+            .workload
+            .iter()
+            .map(|text| {
+                let place = || text.path.display().to_string();
+                let content = std::fs::read_to_string(&text.path).with_context(place)?;
+                let chunks = Chunks::of(model, &content, n_ctx, request.chunks);
+                Ok(Work::Score(chunks.with_context(place)?))
             })
             .collect(),
         Task::Generate => request
@@ -231,7 +245,8 @@ impl Meter {
         if let Some(recording) = &rig.recording {
             recording.prompt(name.as_str());
         }
-        let tokens = request.tokens;
+        let mut tokens = request.tokens;
+        let mut score = Score::default();
         if let Work::Forced(forced) = work {
             for &token in &forced[..request.warmup_tokens as usize] {
                 self.step(&mut rig.session, &[token])?;
@@ -245,6 +260,20 @@ impl Meter {
                     spent += self.step(&mut rig.session, &[token])?;
                 }
             }
+            Work::Score(chunks) => {
+                tokens = 0;
+                for chunk in chunks.iter() {
+                    let began = Instant::now();
+                    let hash = &mut self.hash;
+                    score_chunk(&mut rig.session, &chunk, &mut score, &mut |logits| {
+                        for logit in logits {
+                            hash.update(logit.to_bits().to_le_bytes());
+                        }
+                    })?;
+                    spent += began.elapsed();
+                    tokens += u32::try_from(chunks.length())?;
+                }
+            }
             Work::Generate(prompt) => {
                 spent += self.step(&mut rig.session, prompt)?;
                 for _ in 0..tokens {
@@ -256,9 +285,11 @@ impl Meter {
         let after = (self.sample(), rig.counters.totals());
         let known = rig.store_kind == StoreKind::Direct
             || matches!(policy, PolicyKind::Adaptive | PolicyKind::Lru);
-        Ok(segment_result(
-            name, policy, known, tokens, spent, &before, &after,
-        ))
+        let measured = segment_result(name, policy, known, tokens, spent, &before, &after);
+        Ok(SegmentResult {
+            perplexity: score.perplexity(),
+            ..measured
+        })
     }
 
     fn result(
@@ -358,5 +389,6 @@ fn segment_result(
             after.0.faults.map(|f| f.major),
             before.0.faults.map(|f| f.major),
         ),
+        perplexity: None,
     }
 }

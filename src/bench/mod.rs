@@ -14,6 +14,7 @@ pub mod chart;
 pub mod child;
 mod hierarchy;
 pub mod measure;
+pub mod perplexity;
 pub mod plan;
 pub mod progress;
 pub mod protocol;

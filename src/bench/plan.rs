@@ -64,6 +64,8 @@ pub struct Plan {
     pub task: Task,
     /// Texts, for [`Task::Forced`].
     pub workload: Vec<WorkloadText>,
+    /// Chunks of each text, for [`Task::Perplexity`].
+    pub chunks: Option<u32>,
     /// Prompts, for [`Task::Generate`].
     pub prompts: Vec<String>,
     /// Tokens decoded before those of each text, not timed.

@@ -6,6 +6,7 @@
 
 use std::path::PathBuf;
 
+use super::perplexity::Perplexity;
 use super::roofline::Roofline;
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +18,8 @@ pub enum Task {
     Forced,
     /// Free-running greedy generation from each prompt.
     Generate,
+    /// The likelihood of the workload's texts, in chunks of the context.
+    Perplexity,
 }
 
 /// One text of the workload.
@@ -70,6 +73,9 @@ pub struct ChildRequest {
     pub journal: Option<PathBuf>,
     /// What to decode.
     pub task: Task,
+    /// Chunks of each text for [`Task::Perplexity`]; none: all.
+    #[serde(default)]
+    pub chunks: Option<u32>,
     /// Prompts for [`Task::Generate`]; segments are named `prompt-1` and on.
     pub prompts: Vec<String>,
     /// Engine settings that the parent passes on unread.
@@ -97,6 +103,9 @@ pub struct SegmentResult {
     pub stall_ms_per_token: Option<f64>,
     /// Major page faults per token.
     pub major_faults_per_token: Option<f64>,
+    /// Of [`Task::Perplexity`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub perplexity: Option<Perplexity>,
 }
 
 /// One run, as the child measured it. None: unknown.
@@ -186,7 +195,9 @@ impl ChildRequest {
     #[must_use]
     pub fn segment_names(&self) -> Vec<String> {
         match self.task {
-            Task::Forced => self.workload.iter().map(|text| text.name.clone()).collect(),
+            Task::Forced | Task::Perplexity => {
+                self.workload.iter().map(|text| text.name.clone()).collect()
+            }
             Task::Generate => (1..=self.prompts.len())
                 .map(|n| format!("prompt-{n}"))
                 .collect(),
@@ -225,6 +236,7 @@ impl ChildRequest {
         let fits = match self.task {
             Task::Forced => got == asked,
             Task::Generate => got <= asked,
+            Task::Perplexity => got > 0,
         };
         if fits {
             return Ok(());
@@ -288,6 +300,7 @@ pub(crate) mod tests {
             record: None,
             journal: None,
             task: Task::Forced,
+            chunks: None,
             prompts: Vec::new(),
             engine: serde_json::Value::Null,
         }

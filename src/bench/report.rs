@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::perplexity::Perplexity;
 use super::plan::Plan;
 use super::protocol::SegmentResult;
 use super::ratios::{PolicyRatios, hashes, hashes_equal, ratios};
@@ -105,6 +106,9 @@ pub struct SegmentRun {
     pub stall_ms_per_token: Option<f64>,
     /// Major page faults per token.
     pub major_faults_per_token: Option<f64>,
+    /// Of `--task perplexity`; the same in every repeat, or the hashes differ.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub perplexity: Option<Perplexity>,
 }
 
 /// A run that gave no figures.
@@ -280,6 +284,7 @@ fn segment(all: &[&SegmentResult]) -> Option<SegmentRun> {
         read_bytes_per_token: known(|s| s.read_bytes_per_token),
         stall_ms_per_token: known(|s| s.stall_ms_per_token),
         major_faults_per_token: known(|s| s.major_faults_per_token),
+        perplexity: first.perplexity,
     })
 }
 
@@ -300,6 +305,7 @@ pub(crate) mod tests {
             read_bytes_per_token: Some(1e8),
             stall_ms_per_token: None,
             major_faults_per_token: None,
+            perplexity: None,
         });
         let result = ChildResult {
             policy: policy.to_owned(),
@@ -331,6 +337,7 @@ pub(crate) mod tests {
             shards: vec!["m.gguf".into()],
             model_bytes: 5_470_000_000,
             task: Task::Forced,
+            chunks: None,
             workload: Vec::new(),
             prompts: Vec::new(),
             warmup_tokens: 0,

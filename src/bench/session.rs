@@ -211,6 +211,7 @@ impl<'a> Session<'a> {
             workload: plan.workload.clone(),
             tokens: plan.tokens,
             warmup_tokens: plan.warmup_tokens,
+            chunks: plan.chunks,
             profile: plan.profile.clone(),
             memory_bytes,
             cgroup: cgroup.map(RunCgroup::join),

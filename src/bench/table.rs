@@ -21,6 +21,7 @@ pub fn report_text(report: &Report) -> String {
         "\nCosts, medians; per token over all segments\n{}\n",
         costs(report)
     ));
+    text.push_str(&perplexities(report));
     for run in &report.runs {
         if let Some(roofline) = &run.roofline {
             text.push_str(&format!("\nRoofline of `{}`: {roofline}\n", run.policy));
@@ -86,6 +87,26 @@ fn headline(report: &Report) -> String {
         report.repeats,
         report.tokens,
     )
+}
+
+/// A line for each text whose perplexity was computed.
+fn perplexities(report: &Report) -> String {
+    let mut text = String::new();
+    for run in &report.runs {
+        for segment in &run.segments {
+            let Some(found) = segment.perplexity else {
+                continue;
+            };
+            let error = found
+                .error
+                .map_or_else(String::new, |error| format!(" +/- {error:.5}"));
+            text.push_str(&format!(
+                "\nPerplexity of `{}` under `{}`: {:.4}{error} over {} tokens\n",
+                segment.name, run.policy, found.value, found.scored
+            ));
+        }
+    }
+    text
 }
 
 fn speeds(report: &Report) -> Table {

@@ -1,6 +1,7 @@
 //! `hotpin bench`: the parent, with what it takes from the rest of the program.
 
 use super::common;
+use crate::bench::args::BenchTask;
 use crate::bench::measure::Passed;
 use crate::bench::{self, BenchArgs, ChildCommand, Hooks};
 use crate::config::Config;
@@ -13,9 +14,14 @@ use std::process::ExitCode;
 
 /// Context beyond the tokens that are decoded: room for a prompt.
 const PROMPT_ROOM: u32 = 512;
+/// Context of `--task perplexity` where none is given: the chunk of llama.cpp's own tool.
+const PERPLEXITY_CHUNK: u32 = 512;
 
 pub(super) fn execute(args: &BenchArgs, config: &Config) -> Result<ExitCode> {
-    let needed = args.tokens.saturating_add(PROMPT_ROOM).max(1024);
+    let needed = match args.task {
+        BenchTask::Decode => args.tokens.saturating_add(PROMPT_ROOM).max(1024),
+        BenchTask::Perplexity => PERPLEXITY_CHUNK,
+    };
     let passed = Passed {
         engine: args.engine.options(needed),
         control: common::control(&args.regulation, config)?,

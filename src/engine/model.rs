@@ -76,6 +76,12 @@ impl Model {
         // pinned llama-cpp-4, owns the pointer and frees it on drop. The wrapper has no way to set
         // `use_extra_bufts`, which is why the model is loaded here.
         let inner = unsafe { std::mem::transmute::<NonNull<sys::llama_model>, LlamaModel>(raw) };
+        // SAFETY: the model is alive for as long as `inner`.
+        if !unsafe { generates(raw) } {
+            return Err(fail(
+                "this model embeds or ranks texts and does not go on with them; use llama.cpp's own embedding server for it".into(),
+            ));
+        }
         Ok(Self { inner })
     }
 
@@ -175,6 +181,43 @@ impl Model {
         Ok(Chat::new(self, None)?.render(self, &request)?.tokens)
     }
 }
+
+/// Whether a model computes logits for a next token: those that pool the states of a whole text do
+/// not, unless they are made of one that does and read from left to right.
+///
+/// # Safety
+/// The model must be alive.
+unsafe fn generates(model: NonNull<sys::llama_model>) -> bool {
+    let value = |key: &str| {
+        let key = CString::new(key).ok()?;
+        let mut text = [0_u8; 64];
+        // SAFETY: the model by the caller; key and buffer are valid for the call, which writes no more
+        // than the buffer holds and ends it with NUL.
+        let length = unsafe {
+            sys::llama_model_meta_val_str(
+                model.as_ptr(),
+                key.as_ptr(),
+                text.as_mut_ptr().cast(),
+                text.len(),
+            )
+        };
+        let length = usize::try_from(length).ok()?.min(text.len() - 1);
+        String::from_utf8(text[..length].to_vec()).ok()
+    };
+    let Some(architecture) = value("general.architecture") else {
+        return true;
+    };
+    let pooling = value(&format!("{architecture}.pooling_type"));
+    let causal = value(&format!("{architecture}.attention.causal"));
+    match pooling.as_deref() {
+        None | Some("0" | "-1") => true,
+        Some(RANKS) => false,
+        Some(_) => causal.as_deref() != Some("false"),
+    }
+}
+
+/// `LLAMA_POOLING_TYPE_RANK` in metadata.
+const RANKS: &str = "4";
 
 unsafe extern "C" fn on_progress(fraction: f32, user_data: *mut c_void) -> bool {
     // SAFETY: `user_data` is the `&mut dyn FnMut` of `Model::load`, alive for the load.

@@ -195,20 +195,58 @@ impl<'m> Session<'m> {
         self.decode_in(tokens, chunk, Logits::Every)
     }
 
+    /// Decodes `tokens` as one prompt and hands over the logits of each from position `first` on:
+    /// its position among them, and one logit a vocabulary entry. The logits of a whole batch are in
+    /// memory at once.
+    ///
+    /// # Errors
+    /// As [`Self::decode`].
+    pub fn decode_scored(
+        &mut self,
+        tokens: &[Token],
+        first: usize,
+        visit: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), EngineError> {
+        self.check_room(tokens.len())?;
+        let batch = self.context.n_batch() as usize;
+        for (part, tokens) in tokens.chunks(batch).enumerate() {
+            let start = part * batch;
+            let position = self.position;
+            let rows = tokens.iter().enumerate().map(|(i, &token)| Row {
+                token,
+                position: position + i,
+                sequence: 0,
+                logits: start + i >= first,
+            });
+            self.decode_batch(Pass::Prompt, rows)?;
+            self.position += tokens.len();
+            for i in (0..tokens.len()).filter(|i| start + i >= first) {
+                let row = i32::try_from(i).map_err(|e| EngineError::Decode(e.to_string()))?;
+                visit(start + i, self.context.get_logits_ith(row));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_room(&self, wanted: usize) -> Result<(), EngineError> {
+        let n_ctx = self.n_ctx();
+        if self.position + wanted <= n_ctx {
+            return Ok(());
+        }
+        Err(EngineError::ContextFull {
+            used: self.position,
+            wanted,
+            n_ctx,
+        })
+    }
+
     fn decode_in(
         &mut self,
         tokens: &[Token],
         chunk: usize,
         logits: Logits,
     ) -> Result<(), EngineError> {
-        let n_ctx = self.n_ctx();
-        if self.position + tokens.len() > n_ctx {
-            return Err(EngineError::ContextFull {
-                used: self.position,
-                wanted: tokens.len(),
-                n_ctx,
-            });
-        }
+        self.check_room(tokens.len())?;
         for (i, part) in tokens.chunks(chunk).enumerate() {
             let last_part = (i + 1) * chunk >= tokens.len();
             let logits = if logits == Logits::Last && !last_part {

@@ -1,6 +1,8 @@
 //! Writes small GGUF files for tests, sound ones and hostile ones.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 /// A ggml type as tests need it: (number, elements of a block, bytes of a block).
 pub type Ty = (u32, u64, u64);
@@ -9,11 +11,15 @@ pub const F16: Ty = (1, 1, 2);
 pub const Q4_0: Ty = (2, 32, 18);
 pub const Q8_0: Ty = (8, 32, 34);
 pub const MXFP4: Ty = (39, 32, 17);
+pub const I32_TENSOR: Ty = (26, 1, 4);
 
 /// GGUF value types, by number.
 pub const U8: u32 = 0;
+pub const U16: u32 = 2;
 pub const U32: u32 = 4;
 pub const I32: u32 = 5;
+pub const F32_VALUE: u32 = 6;
+pub const BOOL: u32 = 7;
 pub const TEXT: u32 = 8;
 pub const ARRAY: u32 = 9;
 pub const U64: u32 = 10;
@@ -23,8 +29,18 @@ struct Tensor {
     name: String,
     dims: Vec<u64>,
     ty: Ty,
-    /// The byte that each of `fill.len()` equal parts of the data is filled with.
-    fill: Vec<u8>,
+    data: Data,
+}
+
+/// What a tensor's data is.
+#[derive(Clone, Debug)]
+enum Data {
+    /// Equal parts, each of one byte again and again.
+    Fill(Vec<u8>),
+    /// These bytes.
+    Bytes(Rc<[u8]>),
+    /// Nothing: a hole in the file, which reads as zeros.
+    Hole,
 }
 
 /// A GGUF file in the making.
@@ -88,7 +104,15 @@ impl Gguf {
     }
 
     pub fn u16(self, key: &str, value: u16) -> Self {
-        self.raw(key, 2, &value.to_le_bytes())
+        self.raw(key, U16, &value.to_le_bytes())
+    }
+
+    pub fn f32(self, key: &str, value: f32) -> Self {
+        self.raw(key, F32_VALUE, &value.to_le_bytes())
+    }
+
+    pub fn bool(self, key: &str, value: bool) -> Self {
+        self.raw(key, BOOL, &[u8::from(value)])
     }
 
     pub fn text(self, key: &str, value: &str) -> Self {
@@ -97,51 +121,95 @@ impl Gguf {
         self.raw(key, TEXT, &raw)
     }
 
+    fn array(self, key: &str, ty: u32, count: usize, values: impl Iterator<Item = u8>) -> Self {
+        let mut raw = ty.to_le_bytes().to_vec();
+        raw.extend((count as u64).to_le_bytes());
+        raw.extend(values);
+        self.raw(key, ARRAY, &raw)
+    }
+
     pub fn u32s(self, key: &str, values: &[u32]) -> Self {
-        let mut raw = U32.to_le_bytes().to_vec();
-        raw.extend((values.len() as u64).to_le_bytes());
-        raw.extend(values.iter().flat_map(|value| value.to_le_bytes()));
-        self.raw(key, ARRAY, &raw)
+        let raw = values.iter().flat_map(|value| value.to_le_bytes());
+        self.array(key, U32, values.len(), raw)
     }
 
-    pub fn texts(self, key: &str, values: &[&str]) -> Self {
-        let mut raw = TEXT.to_le_bytes().to_vec();
-        raw.extend((values.len() as u64).to_le_bytes());
+    pub fn i32s(self, key: &str, values: &[i32]) -> Self {
+        let raw = values.iter().flat_map(|value| value.to_le_bytes());
+        self.array(key, I32, values.len(), raw)
+    }
+
+    pub fn bools(self, key: &str, values: &[bool]) -> Self {
+        let raw = values.iter().map(|&value| u8::from(value));
+        self.array(key, BOOL, values.len(), raw)
+    }
+
+    pub fn texts<S: AsRef<str>>(self, key: &str, values: &[S]) -> Self {
+        let mut raw = Vec::new();
         for value in values {
-            text(&mut raw, value);
+            text(&mut raw, value.as_ref());
         }
-        self.raw(key, ARRAY, &raw)
+        self.array(key, TEXT, values.len(), raw.into_iter())
     }
 
-    /// A tensor filled with one byte.
-    pub fn tensor(mut self, name: &str, dims: &[u64], ty: Ty) -> Self {
-        let fill = vec![0xd0];
+    fn with(mut self, name: &str, dims: &[u64], ty: Ty, data: Data) -> Self {
         self.tensors.push(Tensor {
             name: name.into(),
             dims: dims.to_vec(),
             ty,
-            fill,
+            data,
         });
         self
     }
 
+    /// A tensor filled with one byte.
+    pub fn tensor(self, name: &str, dims: &[u64], ty: Ty) -> Self {
+        self.with(name, dims, ty, Data::Fill(vec![0xd0]))
+    }
+
+    /// A tensor of these bytes, which must be as many as its shape takes.
+    pub fn data(self, name: &str, dims: &[u64], ty: Ty, bytes: Rc<[u8]>) -> Self {
+        self.with(name, dims, ty, Data::Bytes(bytes))
+    }
+
+    /// A tensor whose data is a hole. Only for [`Self::write`].
+    pub fn hole(self, name: &str, dims: &[u64], ty: Ty) -> Self {
+        self.with(name, dims, ty, Data::Hole)
+    }
+
     /// An expert tensor in which expert `e`'s bytes are all `e + tag`.
-    pub fn experts(mut self, name: &str, dims: &[u64], ty: Ty, tag: u8) -> Self {
+    pub fn experts(self, name: &str, dims: &[u64], ty: Ty, tag: u8) -> Self {
         let experts = *dims.last().unwrap();
         let fill = (0..experts)
             .map(|e| tag.wrapping_add(e.to_le_bytes()[0]))
             .collect();
-        self.tensors.push(Tensor {
-            name: name.into(),
-            dims: dims.to_vec(),
-            ty,
-            fill,
-        });
-        self
+        self.with(name, dims, ty, Data::Fill(fill))
     }
 
     /// The file's bytes.
     pub fn build(&self) -> Vec<u8> {
+        let mut out = self.header();
+        for tensor in &self.tensors {
+            let alignment = usize::try_from(self.alignment).unwrap();
+            out.resize(out.len().next_multiple_of(alignment), 0);
+            let bytes = usize::try_from(tensor.bytes()).unwrap();
+            match &tensor.data {
+                Data::Fill(fill) => {
+                    for byte in fill {
+                        out.resize(out.len() + bytes / fill.len(), *byte);
+                    }
+                }
+                Data::Bytes(data) => {
+                    assert_eq!(data.len(), bytes, "{}", tensor.name);
+                    out.extend_from_slice(data);
+                }
+                Data::Hole => panic!("{} is a hole", tensor.name),
+            }
+        }
+        out
+    }
+
+    /// The file's bytes up to the first tensor's data.
+    fn header(&self) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();
         out.extend(self.version.to_le_bytes());
         out.extend((self.tensors.len() as u64).to_le_bytes());
@@ -156,21 +224,26 @@ impl Gguf {
             out.extend(offset.to_le_bytes());
             offset = (offset + tensor.bytes()).next_multiple_of(self.alignment);
         }
-        for tensor in &self.tensors {
-            let alignment = usize::try_from(self.alignment).unwrap();
-            out.resize(out.len().next_multiple_of(alignment), 0);
-            let part = usize::try_from(tensor.bytes()).unwrap() / tensor.fill.len();
-            for byte in &tensor.fill {
-                out.resize(out.len() + part, *byte);
-            }
-        }
         out
     }
 
-    /// Writes the file into `dir`.
+    /// Writes the file into `dir`. A file whose tensors are holes takes no more of the disk than its
+    /// header.
     pub fn write(&self, dir: &Path, name: &str) -> PathBuf {
         let path = dir.join(name);
-        std::fs::write(&path, self.build()).unwrap();
+        if !self.tensors.iter().any(|t| matches!(t.data, Data::Hole)) {
+            std::fs::write(&path, self.build()).unwrap();
+            return path;
+        }
+        assert!(self.tensors.iter().all(|t| matches!(t.data, Data::Hole)));
+        let mut file = std::fs::File::create(&path).unwrap();
+        let header = self.header();
+        file.write_all(&header).unwrap();
+        let start = (header.len() as u64).next_multiple_of(self.alignment);
+        let end = self.tensors.iter().fold(start, |at, tensor| {
+            at.next_multiple_of(self.alignment) + tensor.bytes()
+        });
+        file.set_len(end).unwrap();
         path
     }
 }

@@ -186,16 +186,9 @@ impl Loaded {
     ) -> Governor {
         Governor::start(
             GovernorOptions {
-                tick: Duration::from_millis(20),
-                roots: Roots::default(),
-                dense: DenseWeights {
-                    refused: true,
-                    ..DenseWeights::new(0, &CapacityConfig::default())
-                },
-                slices_per_expert: 3,
-                recording: None,
                 on_failure,
                 stuck_after,
+                ..governor_options(Duration::from_millis(20))
             },
             Regulated {
                 store: rig.store.clone().expect("store"),
@@ -207,6 +200,22 @@ impl Loaded {
             &mut |_, _| {},
         )
         .expect("governor")
+    }
+}
+
+/// A governor's settings where dense weights are left alone and experts have three parts.
+pub fn governor_options(tick: Duration) -> GovernorOptions {
+    GovernorOptions {
+        tick,
+        roots: Roots::default(),
+        dense: DenseWeights {
+            refused: true,
+            ..DenseWeights::new(0, &CapacityConfig::default())
+        },
+        slices_per_expert: 3,
+        recording: None,
+        on_failure: OnFailure::GoOn,
+        stuck_after: STUCK_AFTER,
     }
 }
 

@@ -23,7 +23,7 @@ report_read_ahead "$model"
 heading "2/2  off, fetch, static and adaptive in $memory: four domains x $tokens tokens, $repeats repeats"
 code=0
 bench_in_limit "$model" --workload "$workload" --domains prose,rust,zh,python --tokens "$tokens" \
-    --memory "$memory" --policies off,fetch,static,adaptive --store mapped \
+    --memory "$memory" --policies off,fetch,static,adaptive \
     --profile "$OUT/large-prose.toml" --repeats "$repeats" \
     --json "$OUT/large.json" --chart "$OUT/large.svg" --journal "$OUT/large-journal" || code=$?
 [ "$code" -eq 0 ] || fail_with "$code"

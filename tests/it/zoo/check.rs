@@ -60,6 +60,14 @@ fn batches(made: &Made) -> Batches {
     }
 }
 
+/// Logits after each of some tokens.
+fn one_by_one<E>(
+    tokens: &[i32],
+    decode: &mut impl FnMut(&[i32]) -> Result<Vec<u32>, E>,
+) -> Result<Vec<Vec<u32>>, E> {
+    tokens.chunks(1).map(decode).collect()
+}
+
 /// Runs the steps that everybody takes: tokens one by one, then a prompt in an empty context and
 /// what follows it.
 fn steps<E>(
@@ -67,12 +75,6 @@ fn steps<E>(
     mut decode: impl FnMut(&[i32]) -> Result<Vec<u32>, E>,
 ) -> Result<Bits, E> {
     let tokens = tokens();
-    let one_by_one = |tokens: &[i32], decode: &mut dyn FnMut(&[i32]) -> Result<Vec<u32>, E>| {
-        tokens
-            .chunks(1)
-            .map(decode)
-            .collect::<Result<Vec<Vec<u32>>, E>>()
-    };
     clear();
     let decoded = one_by_one(&tokens[..DECODED], &mut decode)?;
     clear();
@@ -222,9 +224,12 @@ fn evicted(rig: &Rig<'_>, map: &ModelMap) -> Outcome {
     ))
 }
 
+/// Blocks, and the experts that they routed to.
+type Told = Vec<(u32, Vec<i32>)>;
+
 /// Notes what it is told.
 #[derive(Default)]
-struct Witness(Arc<Mutex<Vec<(u32, Vec<i32>)>>>);
+struct Witness(Arc<Mutex<Told>>);
 
 impl RouteSink for Witness {
     fn routed(&mut self, routed: &Routed<'_>) -> Result<(), String> {

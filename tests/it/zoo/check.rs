@@ -60,9 +60,10 @@ fn batches(made: &Made) -> Batches {
     }
 }
 
+/// Logits after each of some tokens.
 fn one_by_one<E>(
     tokens: &[i32],
-    decode: impl FnMut(&[i32]) -> Result<Vec<u32>, E>,
+    decode: &mut impl FnMut(&[i32]) -> Result<Vec<u32>, E>,
 ) -> Result<Vec<Vec<u32>>, E> {
     tokens.chunks(1).map(decode).collect()
 }
@@ -224,12 +225,12 @@ fn evicted(rig: &Rig<'_>, map: &ModelMap) -> Outcome {
     ))
 }
 
-/// A block and what its router chose.
-type Told = (u32, Vec<i32>);
+/// Blocks, and the experts that they routed to.
+type Told = Vec<(u32, Vec<i32>)>;
 
 /// Notes what it is told.
 #[derive(Default)]
-struct Witness(Arc<Mutex<Vec<Told>>>);
+struct Witness(Arc<Mutex<Told>>);
 
 impl RouteSink for Witness {
     fn routed(&mut self, routed: &Routed<'_>) -> Result<(), String> {

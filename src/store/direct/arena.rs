@@ -36,7 +36,7 @@ pub(super) struct Arena {
     pages: Vec<Page>,
     /// Those that are not empty.
     taken: usize,
-    /// Why locking stopped, when it did.
+    /// Why locking stopped for good, when it did.
     lock_error: Option<Errno>,
 }
 
@@ -125,7 +125,10 @@ impl Arena {
                 // The kernel marks the range before it fails.
                 // SAFETY: as above.
                 unsafe { libc::munlock(address, HUGE_BYTES) };
-                self.lock_error = Some(errno);
+                // Short of memory at this moment is not refused: the next time it may do.
+                if errno != Errno::EAGAIN {
+                    self.lock_error = Some(errno);
+                }
             }
         }
     }

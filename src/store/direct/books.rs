@@ -269,11 +269,13 @@ impl Books {
     /// Pins an expert in transit. False when its slot is not locked.
     pub(super) fn pin(&mut self, id: ExpertId) -> bool {
         let index = id.index();
-        let arena = &self.pools[usize::from(self.classes[index])].arena;
-        if !self.may_pin
-            || self.states[index] != State::Transit
-            || !arena.is_locked(self.slots[index])
-        {
+        if !self.may_pin || self.states[index] != State::Transit {
+            return false;
+        }
+        let arena = &mut self.pools[usize::from(self.classes[index])].arena;
+        // There may not have been the memory when the slot was taken.
+        arena.take(self.slots[index], true);
+        if !arena.is_locked(self.slots[index]) {
             return false;
         }
         self.states[index] = State::Pinned;

@@ -173,7 +173,7 @@ impl DirectStore {
         self.shortfall_bytes.fetch_add(bytes, Relaxed);
         StoreError::Lock {
             bytes,
-            errno: books.lock_error().unwrap_or(Errno::EPERM),
+            errno: books.lock_error().unwrap_or(Errno::EAGAIN),
             advice: "the arena is not locked: raise RLIMIT_MEMLOCK or grant CAP_IPC_LOCK",
         }
     }

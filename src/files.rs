@@ -8,13 +8,17 @@ use std::time::{Duration, SystemTime};
 /// A temporary file is nobody's once its process is gone and it is so old.
 const ABANDONED_AFTER: Duration = Duration::from_secs(60);
 
+/// The folder that a file is in.
+pub(crate) fn folder_of(path: &Path) -> &Path {
+    path.parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .unwrap_or(Path::new("."))
+}
+
 /// Writes a file so that a reader sees the old one or all of the new one, also after a crash of the
 /// machine; makes its folder.
 pub(crate) fn write_whole(path: &Path, text: &str) -> io::Result<()> {
-    let dir = path
-        .parent()
-        .filter(|dir| !dir.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
+    let dir = folder_of(path);
     std::fs::create_dir_all(dir)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     remove_abandoned(dir, &name);

@@ -4,6 +4,7 @@
 //! sessions, so that the file follows its user slowly and no single answer fills it.
 #![forbid(unsafe_code)]
 
+use crate::files::folder_of;
 use crate::model::ModelMap;
 use crate::plant::Counters;
 use crate::profile::{Profile, ProfileError};
@@ -220,10 +221,7 @@ impl Drop for Learning {
 
 /// That a folder cannot be written to is found out now, not after days.
 fn check_folder(path: &Path) -> Result<(), ProfileError> {
-    let folder = path
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
+    let folder = folder_of(path);
     // A file without a name, of which a crash leaves nothing.
     tempfile::tempfile_in(folder)
         .map(drop)

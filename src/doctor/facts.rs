@@ -1,5 +1,6 @@
 //! What the checks are made from.
 
+use crate::files::folder_of;
 use crate::model::{Demand, ModelMap};
 use crate::sensors::{
     CgroupLevel, DegradedReason, HostSettings, ReadAhead, Roots, Sample, SensorError, Sensors,
@@ -45,10 +46,7 @@ impl Subject {
 
     /// The folder that the model lies in.
     pub(super) fn folder(&self) -> &Path {
-        let folder = self.model.parent();
-        folder
-            .filter(|folder| !folder.as_os_str().is_empty())
-            .unwrap_or(Path::new("."))
+        folder_of(&self.model)
     }
 }
 

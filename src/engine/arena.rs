@@ -146,6 +146,26 @@ impl Indices {
         self.slots.extend(slots.iter().map(near));
         set_indices(&mut self.tensor, &mut self.slots, self.top_k);
     }
+
+    /// Looks up the slots of some rows, whose experts may have been read after the others were looked
+    /// up.
+    fn look_up_some(
+        &self,
+        block: u32,
+        arena: &dyn ExpertArena,
+        rows: &[usize],
+        slots: &mut [i32],
+    ) -> Result<(), String> {
+        for of_one in rows.chunk_by(|&a, &b| self.experts[a] == self.experts[b]) {
+            let expert = self.experts[of_one[0]];
+            let slot = arena.slot(block, expert);
+            let slot = slot.ok_or_else(|| format!("expert {expert} has no slot"))?;
+            for &row in of_one {
+                slots[row] = distance(self.lowest, slot);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// From one slot of an arena to another: far below 2^31.
@@ -413,15 +433,10 @@ impl Rebinder {
             while !ready.is_empty() {
                 let group: Vec<usize> = ready.drain(..first_group(&routing, &ready)).collect();
                 used.clear();
-                for of_one in group.chunk_by(|&a, &b| routing.experts[a] == routing.experts[b]) {
-                    let expert = routing.experts[of_one[0]];
-                    // It may have been read after the others were looked up.
-                    let slot = self.arena.slot(block, expert);
-                    let slot = slot.ok_or_else(|| format!("expert {expert} has no slot"))?;
-                    for &row in of_one {
-                        slots[row] = distance(indices.lowest, slot);
-                    }
-                    used.push(expert);
+                if !indices.complete {
+                    used.extend(group.iter().map(|&row| routing.experts[row]));
+                    used.dedup();
+                    indices.look_up_some(block, &*self.arena, &group, &mut slots)?;
                 }
                 let started = Instant::now();
                 let routing = Routing {
@@ -431,7 +446,9 @@ impl Rebinder {
                 self.splitter.compute(&group, &routing)?;
                 self.used.split_rows += group.len() as u64;
                 self.used.split_ns += nanos(started.elapsed());
-                self.arena.used(block, &used)?;
+                if !used.is_empty() {
+                    self.arena.used(block, &used)?;
+                }
             }
             left = waiting;
         }

@@ -258,12 +258,12 @@ impl Tap {
         }
     }
 
-    /// Marks the end of a decode that failed.
     /// Asks whether what a decode computed may be used.
     pub(super) fn accept(&mut self) -> Result<(), String> {
         self.sink.as_mut().map_or(Ok(()), |sink| sink.accept())
     }
 
+    /// Marks the end of a decode that failed.
     pub(super) fn abandon(&mut self) {
         if let Some(sink) = &mut self.sink {
             sink.abandoned();

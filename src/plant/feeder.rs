@@ -149,9 +149,7 @@ impl Feeder {
             self.counters.stalled(stall_ns);
         }
     }
-}
 
-impl Feeder {
     /// Leaves out what was waited until now: stalls are those of tokens that are generated one by one,
     /// and a prompt's would be booked on the first of them.
     fn forget_waits(&mut self) {

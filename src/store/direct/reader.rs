@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// Reads under way at a time. The disk needs two or three to be busy all the time; more only delay
 /// those that are wanted first (docs/performance.md).
-const MOST_IN_FLIGHT: usize = 4;
+pub(super) const MOST_IN_FLIGHT: usize = 4;
 
 /// One read.
 #[derive(Clone, Copy, Debug)]

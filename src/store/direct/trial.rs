@@ -3,14 +3,12 @@
 use super::DirectOptions;
 use super::arena::Arena;
 use super::files::ModelFiles;
-use super::reader::{Done, Read, Reader};
+use super::reader::{Done, MOST_IN_FLIGHT, Read, Reader};
 use crate::model::{ModelMap, Shard};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Reads under way at a time, as many as the reader allows.
-const AT_ONCE: u32 = 4;
 /// From one read to the next, in reads: a prime, so that they lie all over the files.
 const STRIDE: u64 = 7919;
 /// Bytes of a read where the model has no experts to take the size from.
@@ -70,7 +68,8 @@ fn time_reads(
     read_bytes: usize,
     duration: Duration,
 ) -> io::Result<f64> {
-    let room = Arena::reserve(read_bytes, AT_ONCE as usize)?;
+    let at_once = u32::try_from(MOST_IN_FLIGHT).unwrap_or(1);
+    let room = Arena::reserve(read_bytes, MOST_IN_FLIGHT)?;
     let in_file = |shard: &Shard| (shard.file_bytes / read_bytes as u64).max(1);
     let reads: u64 = shards.iter().map(in_file).sum();
     let place = |number: u64| {
@@ -85,15 +84,15 @@ fn time_reads(
         }
         None
     };
-    let mut free: Vec<u32> = (0..AT_ONCE).collect();
+    let mut free: Vec<u32> = (0..at_once).collect();
     let mut ended: Vec<Done> = Vec::new();
     let (mut number, mut bytes, mut started) = (0_u64, 0_usize, Instant::now());
     loop {
         // The first reads touch the memory.
-        if number == u64::from(AT_ONCE) {
+        if number == u64::from(at_once) {
             (bytes, started) = (0, Instant::now());
         }
-        let over = number > u64::from(AT_ONCE) && started.elapsed() >= duration;
+        let over = number > u64::from(at_once) && started.elapsed() >= duration;
         while !over && let Some(slot) = free.pop() {
             let Some((shard, offset, least)) = place(number) else {
                 return Err(io::Error::other("the model has no file"));

@@ -356,6 +356,11 @@ fn decodes_at_home_bear_capacity_that_comes_and_goes() {
                 for index in 0..shape.total_experts() {
                     store.warm(ExpertId(u32::try_from(index).expect("small")));
                 }
+                // As a governor's ticks do: each brings some of them home.
+                for _ in 0..60 {
+                    store.set_capacity(all);
+                    std::thread::sleep(Duration::from_millis(2));
+                }
                 std::thread::sleep(Duration::from_millis(60));
                 store.set_capacity(all / 100 * 60);
                 falls += 1;

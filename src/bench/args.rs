@@ -166,6 +166,16 @@ pub struct BenchArgs {
     )]
     pub calibrate: Option<PathBuf>,
 
+    /// Change the ceiling on capacity once a second, at random by this seed, and compare what is locked
+    /// with the books each time: to see that neither the output nor the books depend on it
+    #[arg(
+        long,
+        value_name = "SEED",
+        env = "HOTPIN_RANDOM_CAPACITY",
+        conflicts_with = "calibrate"
+    )]
+    pub random_capacity: Option<u64>,
+
     /// Leave the model in the page cache between runs (only without --memory)
     #[arg(long, env = "HOTPIN_WARM", conflicts_with = "memory")]
     pub warm: bool,

@@ -7,8 +7,9 @@
 use super::perplexity::{Chunks, Score, score_chunk};
 use super::protocol::{ChildError, ChildRequest, ChildResult, SegmentResult, Task};
 use super::roofline::{Measured, Roofline};
+use super::shaken::{Shaking, shake};
 use crate::engine::{EngineOptions, Model, Session, Token};
-use crate::governor::{Journal, JournalFile, OnFailure};
+use crate::governor::{Fill, Journal, JournalFile, OnFailure};
 use crate::model::ModelMap;
 use crate::plant::{Rig, RigOptions, Totals};
 use crate::profile::Profile;
@@ -37,6 +38,8 @@ pub struct Passed {
     pub tick_ms: u64,
     /// Compare every expert that is read with the file (store `direct`).
     pub verify: bool,
+    /// Seed of random changes of capacity, where it is to change.
+    pub random_capacity: Option<u64>,
 }
 
 impl Default for Passed {
@@ -46,6 +49,7 @@ impl Default for Passed {
             control: AdaptiveConfig::default(),
             tick_ms: 100,
             verify: false,
+            random_capacity: None,
         }
     }
 }
@@ -85,7 +89,9 @@ fn run(request: &ChildRequest) -> Result<ChildResult> {
     }
     let started = Instant::now();
     let map = ModelMap::open(&request.model)?;
-    let options = rig_options(request, &map)?;
+    let passed = passed(request)?;
+    let random_capacity = passed.random_capacity;
+    let options = rig_options(request, &map, passed)?;
     let policy = options.policy;
     let model = if policy == PolicyKind::Off || !map.is_moe() {
         Model::load(map.path(), |_| true)
@@ -94,6 +100,11 @@ fn run(request: &ChildRequest) -> Result<ChildResult> {
     }?;
     let mut rig = Rig::assemble(&model, &map, options, &mut |_, _| {})?;
     let load_s = started.elapsed().as_secs_f64();
+    // Under `off` and for dense models there is nothing to change.
+    let seed = random_capacity.filter(|_| rig.governor.is_some());
+    let expert_bytes = map.shape().total_bytes();
+    let shaking = seed.map(|seed| shake(&rig, expert_bytes, seed));
+    let shaking = shaking.transpose()?;
     let mut meter = Meter::new();
     let mut segments = Vec::new();
     for (name, work) in works(request, &model, rig.session.n_ctx())? {
@@ -101,17 +112,24 @@ fn run(request: &ChildRequest) -> Result<ChildResult> {
         let _ = writeln!(std::io::stderr(), "{policy}: {name}");
         segments.push(meter.segment(&mut rig, policy, name, &work, request)?);
     }
-    Ok(meter.result(request, &rig, map.shape(), segments, load_s))
+    let shaken = shaking.map(Shaking::end).transpose()?;
+    let mut result = meter.result(request, &rig, map.shape(), segments, load_s);
+    result
+        .notes
+        .extend(shaken.map(|s| format!("`{policy}`: {s}")));
+    Ok(ChildResult { shaken, ..result })
 }
 
-fn rig_options(request: &ChildRequest, map: &ModelMap) -> Result<RigOptions> {
+fn passed(request: &ChildRequest) -> Result<Passed> {
+    if request.engine.is_null() {
+        return Ok(Passed::default());
+    }
+    serde_json::from_value(request.engine.clone()).context("engine settings of the request")
+}
+
+fn rig_options(request: &ChildRequest, map: &ModelMap, passed: Passed) -> Result<RigOptions> {
     let store = <StoreKind as clap::ValueEnum>::from_str(&request.store, false)
         .map_err(|e| anyhow::anyhow!("--store {}: {e}", request.store))?;
-    let passed: Passed = if request.engine.is_null() {
-        Passed::default()
-    } else {
-        serde_json::from_value(request.engine.clone()).context("engine settings of the request")?
-    };
     let profile = match &request.profile {
         Some(path) => Some(Profile::load(path, map)?.counts()),
         None => None,
@@ -144,6 +162,7 @@ fn rig_options(request: &ChildRequest, map: &ModelMap) -> Result<RigOptions> {
         recorder,
         // A run that is not regulated as it should be is no figure.
         on_failure: OnFailure::Stop,
+        fill: Fill::Before,
     })
 }
 
@@ -321,6 +340,7 @@ impl Meter {
             logits_sha256: Some(sha),
             capacity_bytes: status.as_ref().map(|s| s.decision.capacity_bytes),
             roofline: roofline(rig, shape),
+            shaken: None,
             notes,
         }
     }

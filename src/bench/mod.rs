@@ -23,6 +23,7 @@ pub mod report;
 pub mod residency;
 pub mod roofline;
 pub mod session;
+pub mod shaken;
 pub mod stats;
 pub mod table;
 mod tail;

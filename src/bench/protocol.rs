@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use super::perplexity::Perplexity;
 use super::roofline::Roofline;
+use super::shaken::Shaken;
 use serde::{Deserialize, Serialize};
 
 /// What a child decodes.
@@ -134,6 +135,9 @@ pub struct ChildResult {
     /// How close it came to what its disk and cores allow; of store `direct`.
     #[serde(default)]
     pub roofline: Option<Roofline>,
+    /// What random changes of capacity came to, where they were asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shaken: Option<Shaken>,
     /// What the reader of the figures has to know.
     #[serde(default)]
     pub notes: Vec<String>,

@@ -319,6 +319,7 @@ pub(crate) mod tests {
             logits_sha256: (!hash.is_empty()).then(|| hash.to_owned()),
             capacity_bytes: None,
             roofline: None,
+            shaken: None,
             notes: Vec::new(),
         };
         let tokens: f64 = result.segments.iter().map(|s| f64::from(s.tokens)).sum();

@@ -3,7 +3,7 @@
 use crate::config::Config;
 use crate::config::args::{ControlArgs, RegulationArgs};
 use crate::engine::{EngineOptions, Model};
-use crate::governor::{Journal, JournalFile};
+use crate::governor::{Fill, Journal, JournalFile};
 use crate::learn::{self, Learner, Learning};
 use crate::model::ModelMap;
 use crate::plant::{Rig, RigOptions};
@@ -56,6 +56,7 @@ impl ControlArgs {
                 .map(|path| Recorder::create(path, map))
                 .transpose()?,
             on_failure: self.on_failure,
+            fill: Fill::Beside,
         };
         Ok((options, learner))
     }
@@ -198,6 +199,7 @@ pub(super) fn assemble_watched<'m>(
         .iter()
         .map(|(_, said)| said)
         .chain(&rig.notes)
+        .chain(&rig.chosen)
     {
         note(&format!("hotpin: {said}"));
     }

@@ -69,15 +69,16 @@ pub(super) fn carry_out(
 /// Fills transit with what ranks next after the pins, so that the first tokens do not wait for it.
 /// Without a profile all ranks are alike and nothing is worth reading ahead.
 fn warm_transit(store: &dyn ExpertStore, ranks: &[f32]) {
+    let _ = best_first(ranks).into_iter().all(|id| store.warm(id));
+}
+
+/// Experts that rank above the lowest, best first.
+pub(super) fn best_first(ranks: &[f32]) -> Vec<ExpertId> {
     let least = ranks.iter().copied().fold(f32::INFINITY, f32::min);
     let mut order: Vec<usize> = (0..ranks.len()).filter(|&e| ranks[e] > least).collect();
     order.sort_unstable_by(|&a, &b| ranks[b].total_cmp(&ranks[a]));
-    for index in order {
-        let Ok(id) = u32::try_from(index) else { return };
-        if !store.warm(ExpertId(id)) {
-            return;
-        }
-    }
+    let id = |index| u32::try_from(index).ok().map(ExpertId);
+    order.into_iter().map_while(id).collect()
 }
 
 fn pin_all(

@@ -20,7 +20,7 @@ use crate::time::nanos;
 use crate::trace::Recording;
 use act::Acted;
 use hdrhistogram::Histogram;
-use hotpin_controllers::{Decision, ModelShape, Moment, Policy, Reason, Residence};
+use hotpin_controllers::{Decision, ExpertId, ModelShape, Moment, Policy, Reason, Residence};
 use monitor::{Experts, Orders};
 use observe::Plant;
 use std::collections::BTreeMap;
@@ -43,6 +43,17 @@ pub enum OnFailure {
     Stop,
 }
 
+/// When a session begins to decode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Fill {
+    /// When the first decision has been carried out: what a profile names is then in memory.
+    #[default]
+    Before,
+    /// At once. What the first decision would pin is read meanwhile, best first, between ticks and behind
+    /// the engine's own reads; ticks pin it as they come.
+    Beside,
+}
+
 /// Settings of the loop.
 #[derive(Debug, Clone)]
 pub struct GovernorOptions {
@@ -58,6 +69,8 @@ pub struct GovernorOptions {
     pub recording: Option<Recording>,
     /// What becomes of the session when the loop fails.
     pub on_failure: OnFailure,
+    /// When the session begins.
+    pub fill: Fill,
     /// How long a tick may take before it counts as stuck.
     pub stuck_after: Duration,
 }
@@ -167,6 +180,8 @@ struct Loop {
     first_faults: Option<u64>,
     first_stall_us: Option<u64>,
     degraded: DegradedSet,
+    /// What is still to be read because the first decision wanted it, best first.
+    wanted: std::vec::IntoIter<ExpertId>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -174,8 +189,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Governor {
-    /// Makes the first decision and carries it out (the profile is pinned when this returns), then
-    /// starts the loop. `progress` is told bytes pinned and bytes planned.
+    /// Makes the first decision and carries it out, then starts the loop. With [`Fill::Before`] the profile is
+    /// pinned when this returns, and `progress` is told bytes pinned and bytes planned.
     ///
     /// # Errors
     /// When the thread cannot be started.
@@ -207,6 +222,7 @@ impl Governor {
             first_faults: None,
             first_stall_us: None,
             degraded: DegradedSet::default(),
+            wanted: Vec::new().into_iter(),
             options,
             regulated,
             policy,
@@ -352,7 +368,8 @@ impl Loop {
         let floors = self.floors();
         let mut look = Instant::now() + alarm::least_apart(tick);
         loop {
-            if self.shared.stops_before(look.min(due)) {
+            let wake = look.min(due);
+            if !self.get_ahead(wake) || self.shared.stops_before(wake) {
                 return None;
             }
             if look >= due {
@@ -368,6 +385,24 @@ impl Loop {
                 alarm::Next::Look(after) => look = Instant::now() + after,
             }
         }
+    }
+
+    /// Reads what is still wanted from the start and makes memory ready, a little at a time, until it is time to
+    /// wake up. False when it is time to stop.
+    fn get_ahead(&mut self, wake: Instant) -> bool {
+        while Instant::now() < wake {
+            if self.shared.stops_before(Instant::now()) {
+                return false;
+            }
+            let store = &self.regulated.store;
+            match self.wanted.next() {
+                Some(id) if store.warm(id) => {}
+                Some(_) => self.wanted = Vec::new().into_iter(),
+                None if store.prepare() => {}
+                None => break,
+            }
+        }
+        true
     }
 
     /// What of the reserves, on the host and in a cgroup, must be there between ticks.
@@ -442,6 +477,14 @@ impl Loop {
                 .unpin
                 .retain(|action| action.reason == Reason::Shrink);
         }
+        let mut first = progress;
+        if first.is_some() && self.options.fill == Fill::Beside {
+            let planned: Vec<ExpertId> = self.decision.pin.iter().map(|a| a.expert).collect();
+            self.regulated.store.clear_loaded(&planned);
+            self.wanted = act::best_first(self.policy.ranks()).into_iter();
+            self.decision.pin.clear();
+            first = None;
+        }
         let decided_ns = nanos(began.elapsed());
         let pinned_bytes = self.regulated.store.held().pinned_bytes;
         let dense = &mut self.options.dense;
@@ -451,7 +494,7 @@ impl Loop {
         if let Some(recording) = &self.options.recording {
             recording.tick(&observation, &self.decision);
         }
-        let first = progress.is_some();
+        let timed = first.is_none();
         let floors = self.floors();
         let (sensors, mut lookout) = (&mut self.sensors, alarm::Lookout::new());
         let mut is_short = || lookout.is_short(|| sensors.usable_bytes(floors[0], floors[1]));
@@ -461,11 +504,11 @@ impl Loop {
             &self.decision,
             self.policy.ranks(),
             &self.plant,
-            progress,
+            first,
             &mut is_short,
         );
         self.report(now, &sample, &acted, orders.paused);
-        if !first {
+        if timed {
             // The tick's own time: what it decides, without the lock calls that carry it out, which
             // depend on how much is locked and are in the journal.
             let _ = lock(&self.shared.tick_ns).record(decided_ns.max(1_000));

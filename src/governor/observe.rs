@@ -67,9 +67,10 @@ impl Plant {
             options.dense.locked_bytes,
             map_budget(sample, options, shape),
         );
-        // Transit counts as available, wherever it is; what is to be locked first does not.
+        // Transit counts as available, wherever it is; what is to be locked first does not, and neither
+        // does the room for what of ours was swapped out, so that capacity falls until all of it is in RAM.
         let ours = self.private_transit_bytes;
-        let claim = options.dense.claim_bytes();
+        let claim = options.dense.claim_bytes() + sample.swapped_bytes.unwrap_or(0);
         let left = |bytes: u64| bytes.saturating_add(ours).saturating_sub(claim);
         Observation {
             now: sample.now,

@@ -4,14 +4,14 @@
 use super::{Counters, Feeder};
 use crate::engine::{EngineError, EngineOptions, ExpertArena, Learned, Model, Poll, Session};
 use crate::governor::{
-    DenseWeights, Governor, GovernorOptions, Journal, OnFailure, Regulated, STUCK_AFTER,
+    DenseWeights, Fill, Governor, GovernorOptions, Journal, OnFailure, Regulated, STUCK_AFTER,
 };
 use crate::model::ModelMap;
 use crate::sensors::{Roots, Sensors, readahead_request_bytes, system_summary};
 use crate::size::format_bytes;
 use crate::store::{
     DenseLock, DirectOptions, DirectStore, ExpertStore, Layout, LayoutError, Limitation, Limited,
-    MappedStore, StoreError, StoreKind, TransitKeeper,
+    MappedStore, Speeds, StoreError, StoreKind, TransitKeeper,
 };
 use crate::trace::{Recorder, Recording};
 use hotpin_controllers::Moment;
@@ -46,6 +46,8 @@ pub struct RigOptions {
     pub recorder: Option<Recorder>,
     /// What becomes of the session when its governor fails.
     pub on_failure: OnFailure,
+    /// When the session begins. `static`, which never reads what it does not pin, begins when all is pinned.
+    pub fill: Fill,
 }
 
 /// Why a session could not be put together.
@@ -82,6 +84,8 @@ pub struct Rig<'m> {
     pub store: Option<Arc<dyn ExpertStore>>,
     /// Which store it is; `Mapped` without one.
     pub store_kind: StoreKind,
+    /// Why this store, where it was chosen by measurement.
+    pub chosen: Option<String>,
     /// Where prompts are announced, when the session is recorded.
     pub recording: Option<Recording>,
     /// What this session has to do without.
@@ -138,6 +142,7 @@ impl<'m> Rig<'m> {
             counters,
             store: None,
             store_kind: StoreKind::Mapped,
+            chosen: None,
             recording: None,
             limitations: Vec::new(),
             notes: Vec::new(),
@@ -190,6 +195,7 @@ impl<'m> Rig<'m> {
             self.limitations.push((Limitation::DenseUnlocked, said));
         }
         self.limitations.extend(made.limitations);
+        self.chosen = made.chosen;
         self.store_kind = made.kind;
         self.recording = options.recorder.as_ref().map(Recorder::recording);
         let store = made.store;
@@ -207,6 +213,10 @@ impl<'m> Rig<'m> {
                 slices_per_expert,
                 recording: self.recording.clone(),
                 on_failure: options.on_failure,
+                fill: match options.policy {
+                    PolicyKind::Adaptive | PolicyKind::Lru => options.fill,
+                    PolicyKind::Off | PolicyKind::Fetch | PolicyKind::Static => Fill::Before,
+                },
                 stuck_after: STUCK_AFTER,
             },
             regulated,
@@ -236,11 +246,13 @@ struct Made {
     kind: StoreKind,
     dense: DenseLock,
     limitations: Vec<Limited>,
+    /// Why it was chosen, where it was chosen by measurement.
+    chosen: Option<String>,
 }
 
 /// Makes the store that was asked for. `Auto` takes `direct` where this machine lets it read as it is
-/// meant to and what it holds stays in memory, locked or for want of swap; else `mapped`, whose pages
-/// can be dropped and read again.
+/// meant to, what it holds stays in memory, locked or for want of swap, and the page cache is not measured to
+/// be much faster; else `mapped`, whose pages can be dropped and read again.
 ///
 /// Dense weights are locked when `lock_dense`.
 fn make_store(
@@ -261,8 +273,16 @@ fn make_store(
         StoreKind::Mapped => None,
         StoreKind::Direct => return Ok(make_direct(map, learned, direct, piece_bytes)?),
         StoreKind::Auto => match make_direct(map, learned, direct, piece_bytes) {
-            Ok(made) if made.limitations.is_empty() && stays(&made.dense, &Roots::default()) => {
-                return Ok(made);
+            Ok(mut made)
+                if made.limitations.is_empty() && stays(&made.dense, &Roots::default()) =>
+            {
+                let threads = usize::try_from(options.engine.threads).unwrap_or(1);
+                let speeds = Speeds::measure(map, made.store.as_ref(), piece_bytes, threads);
+                if !speeds.prefer_mapped() {
+                    made.chosen = Some(format!("store direct: {speeds}"));
+                    return Ok(made);
+                }
+                Some(speeds.to_string())
             }
             Ok(made) => Some(match made.dense {
                 DenseLock::Failed(error) => {
@@ -295,6 +315,7 @@ fn make_store(
         kind: StoreKind::Mapped,
         dense,
         limitations: limitation.into_iter().collect(),
+        chosen: None,
     })
 }
 
@@ -330,5 +351,6 @@ fn make_direct(
         kind: StoreKind::Direct,
         dense,
         limitations,
+        chosen: None,
     })
 }

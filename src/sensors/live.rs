@@ -71,6 +71,10 @@ pub struct Sample {
     pub rchar_bytes: Option<u64>,
     /// Resident bytes of this process.
     pub resident_bytes: Option<u64>,
+    /// Those of them that are of no file (`RssAnon`).
+    pub anonymous_bytes: Option<u64>,
+    /// Bytes of this process that were swapped out (`VmSwap`).
+    pub swapped_bytes: Option<u64>,
     /// Reclaim counters of the machine.
     pub vmstat: Option<Vmstat>,
     /// Lock limits.
@@ -201,6 +205,8 @@ impl Sensors {
             read_bytes: io.map(|io| io.read_bytes),
             rchar_bytes: io.map(|io| io.rchar_bytes),
             resident_bytes: status.and_then(|s| s.resident_bytes),
+            anonymous_bytes: status.and_then(|s| s.anonymous_bytes),
+            swapped_bytes: status.and_then(|s| s.swapped_bytes),
             vmstat,
             locks: Locks {
                 rlimit_bytes: self.slow.rlimit_bytes,

@@ -77,6 +77,8 @@ pub(crate) struct Io {
 pub(crate) struct Status {
     pub(crate) locked_bytes: Option<u64>,
     pub(crate) resident_bytes: Option<u64>,
+    pub(crate) anonymous_bytes: Option<u64>,
+    pub(crate) swapped_bytes: Option<u64>,
     /// `CAP_IPC_LOCK` is in the effective set.
     pub(crate) ipc_lock: bool,
 }
@@ -195,10 +197,13 @@ pub(crate) fn io(text: &str) -> Result<Io, ParseError> {
 /// Parses `/proc/self/status`.
 pub(crate) fn status(text: &str) -> Result<Status, ParseError> {
     let (mut locked, mut resident, mut capabilities) = (None, None, None);
+    let (mut anonymous, mut swapped) = (None, None);
     for entry in entries(text) {
         match entry.key {
             "VmLck" => locked = Some(entry.kib_as_bytes()?),
             "VmRSS" => resident = Some(entry.kib_as_bytes()?),
+            "RssAnon" => anonymous = Some(entry.kib_as_bytes()?),
+            "VmSwap" => swapped = Some(entry.kib_as_bytes()?),
             "CapEff" => capabilities = Some(entry.hex()?),
             _ => {}
         }
@@ -207,6 +212,8 @@ pub(crate) fn status(text: &str) -> Result<Status, ParseError> {
     Ok(Status {
         locked_bytes: locked,
         resident_bytes: resident,
+        anonymous_bytes: anonymous,
+        swapped_bytes: swapped,
         ipc_lock: capabilities >> CAP_IPC_LOCK_BIT & 1 == 1,
     })
 }

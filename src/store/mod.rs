@@ -4,6 +4,7 @@
 //! which expert is where. It decides nothing about what deserves memory: capacity and scores are
 //! given to it by the governor, routed experts by the engine.
 
+mod auto;
 mod boundary;
 mod dense;
 mod direct;
@@ -15,6 +16,7 @@ mod ranks;
 pub mod residency;
 mod unchanged;
 
+pub use auto::Speeds;
 pub use dense::DenseLock;
 pub use direct::{DirectOptions, DirectStore, DiskTrial, Fault, try_disk};
 pub use layout::{Layout, LayoutError, SliceAt};
@@ -195,8 +197,14 @@ pub trait ExpertStore: Send + Sync + std::fmt::Debug {
     /// dropped nor counted with one expert, so nothing of them is kept.
     fn clear_loaded(&self, planned: &[ExpertId]);
 
-    /// Reads experts into transit, best first, as far as its budget reaches. For the start, before the
-    /// engine runs; does nothing where the kernel keeps transit. True while there was room.
+    /// Makes some memory ready that will be used soon, so that the engine does not wait for it. False when there
+    /// was nothing to do.
+    fn prepare(&self) -> bool {
+        false
+    }
+
+    /// Reads an expert into transit if there is room, behind what the engine reads. For the start, best first;
+    /// does nothing where the kernel keeps transit. True while there was room.
     fn warm(&self, expert: ExpertId) -> bool;
 
     /// Sets the byte budget for pinned + transit.

@@ -90,6 +90,20 @@ impl<'m> Probe<'m> {
         Ok(started.elapsed())
     }
 
+    /// Whether no page of the experts is in the page cache.
+    ///
+    /// # Errors
+    /// When the kernel does not tell.
+    pub fn is_cold(&self, experts: &[ExpertId]) -> io::Result<bool> {
+        let mut scratch = Vec::new();
+        for slice in self.parts(experts).iter().flatten() {
+            if pages::resident_pages(slice.outer(), &mut scratch)? > 0 {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Locks resident experts.
     ///
     /// # Errors

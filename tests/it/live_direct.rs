@@ -3,6 +3,7 @@
 
 use super::support::{self, Loaded, NEVER, bits, forced_hash};
 use hotpin::engine::EngineError;
+use hotpin::governor::Fill;
 use hotpin::plant::Rig;
 use hotpin::store::{DirectOptions, Fault, Limitation, StoreKind};
 use hotpin_controllers::{ExpertId, PolicyKind, Residence};
@@ -379,6 +380,73 @@ fn decodes_at_home_bear_capacity_that_comes_and_goes() {
         falls > 5 && used.home_decodes > 10 && used.split_layers > 10,
         "{falls} {used:?}"
     );
+}
+
+/// Memory is made ready before slots are used, within the budget, and given back with it.
+#[test]
+fn memory_is_ready_before_it_is_used() {
+    let Some(loaded) = support::loaded("memory_is_ready_before_it_is_used") else {
+        return;
+    };
+    let tokens = loaded.tokens(48);
+    let stock = bits(&mut loaded.rig(PolicyKind::Off, None, TICK), &tokens, 24);
+    let all = loaded.map.shape().total_bytes();
+    let mut rig = direct(
+        &loaded,
+        PolicyKind::Lru,
+        Some(all),
+        NEVER,
+        DirectOptions::default(),
+    );
+    let store = Arc::clone(rig.store.as_ref().expect("store"));
+    while store.prepare() {}
+    let ready = store.private_transit_bytes();
+    assert!(ready > 0 && ready <= 160 << 20, "{ready} bytes are ready");
+    assert_eq!(store.held().transit_bytes, 0, "and nothing is in them");
+    assert_eq!(bits(&mut rig, &tokens, 24), stock);
+    let small = 8 * loaded.expert_bytes();
+    store.set_capacity(small);
+    assert!(store.private_transit_bytes() <= small + (4 << 20));
+    while store.prepare() {}
+    store.set_capacity(0);
+    assert!(
+        store.private_transit_bytes() <= 2 << 20,
+        "all was given back"
+    );
+    assert_eq!(bits(&mut rig, &tokens, 24), stock);
+    check_books(&loaded, &rig, "after it was given back");
+}
+
+/// What a profile names is read while the engine already decodes, and pinned as it comes.
+#[test]
+fn a_session_begins_at_once_and_is_filled_beside() {
+    let Some(loaded) = support::loaded("a_session_begins_at_once_and_is_filled_beside") else {
+        return;
+    };
+    let tokens = loaded.tokens(48);
+    let stock = bits(&mut loaded.rig(PolicyKind::Off, None, TICK), &tokens, 24);
+    let shape = loaded.map.shape();
+    let half = shape.total_bytes() / 2;
+    let mut options = loaded.rig_options(PolicyKind::Adaptive, Some(half), TICK);
+    options.store = StoreKind::Direct;
+    options.fill = Fill::Beside;
+    // The last ones of each layer, which the text does not prefer.
+    let rank = |index| f32::from(u8::from(index % 8 >= 4)) * 100.0 + 1.0;
+    options.profile = Some((0..shape.total_experts()).map(rank).collect());
+    let mut rig = Rig::assemble(loaded.model, loaded.map, options, &mut |_, _| {}).expect("rig");
+    let store = Arc::clone(rig.store.as_ref().expect("store"));
+    assert_eq!(store.held().pinned_bytes, 0, "nothing was waited for");
+    assert_eq!(bits(&mut rig, &tokens, 24), stock);
+    let until = std::time::Instant::now() + Duration::from_secs(60);
+    let filled = || {
+        let held = store.held();
+        held.pinned_bytes > half / 4 && held.pinned_bytes + held.transit_bytes > half / 10 * 9
+    };
+    while !filled() {
+        assert!(std::time::Instant::now() < until, "{:?}", store.held());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    check_books(&loaded, &rig, "after the start");
 }
 
 /// Capacity jumps between next to nothing and everything, and experts are pinned and unpinned at

@@ -4,7 +4,7 @@ use hotpin::bench::cgroup::CgroupParent;
 use hotpin::bench::protocol::CgroupJoin;
 use hotpin::engine::{EngineOptions, Model, Session, Token};
 use hotpin::governor::{
-    DenseWeights, Governor, GovernorOptions, Journal, OnFailure, Regulated, STUCK_AFTER,
+    DenseWeights, Fill, Governor, GovernorOptions, Journal, OnFailure, Regulated, STUCK_AFTER,
 };
 use hotpin::model::ModelMap;
 use hotpin::plant::{Rig, RigOptions};
@@ -163,6 +163,7 @@ impl Loaded {
             journal: Journal::new(None),
             recorder: None,
             on_failure: OnFailure::GoOn,
+            fill: Fill::Before,
         }
     }
 
@@ -215,6 +216,7 @@ pub fn governor_options(tick: Duration) -> GovernorOptions {
         slices_per_expert: 3,
         recording: None,
         on_failure: OnFailure::GoOn,
+        fill: Fill::Before,
         stuck_after: STUCK_AFTER,
     }
 }

@@ -4,7 +4,7 @@ use super::Order;
 use super::batches::Batches;
 use crate::bench::measure::Passed;
 use crate::engine::{EngineOptions, Model, Poll, Session, Token};
-use crate::governor::{Journal, OnFailure};
+use crate::governor::{Fill, Journal, OnFailure};
 use crate::model::ModelMap;
 use crate::plant::{Rig, RigOptions};
 use crate::store::{DirectOptions, StoreKind};
@@ -129,6 +129,7 @@ fn direct(
         journal: Journal::new(None),
         recorder: None,
         on_failure: OnFailure::default(),
+        fill: Fill::Before,
     };
     let Ok(mut rig) = Rig::assemble(&model, map, options, &mut |_, _| {}) else {
         return Ok(None);

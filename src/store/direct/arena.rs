@@ -139,6 +139,26 @@ impl Arena {
         start / HUGE_BYTES..(start + self.slot_bytes).div_ceil(HUGE_BYTES)
     }
 
+    /// Address and bytes of the first run of a slot's huge pages that have no memory; `None` where all have.
+    pub(super) fn lacking(&self, slot: u32) -> Option<(usize, usize)> {
+        let mut pages = self.pages_of(slot);
+        let first = pages.find(|&page| self.pages[page] == Page::Empty)?;
+        let more = pages.take_while(|&page| self.pages[page] == Page::Empty);
+        let len = (1 + more.count()) * HUGE_BYTES;
+        Some((self.base + first * HUGE_BYTES, len))
+    }
+
+    /// Gives back what memory a slot was found that nobody took into use.
+    pub(super) fn forget(&mut self, slot: u32) {
+        for page in self.pages_of(slot) {
+            if self.pages[page] == Page::Empty {
+                let address = (self.base + page * HUGE_BYTES) as *mut libc::c_void;
+                // SAFETY: pages of our own mapping in which no slot is used.
+                unsafe { libc::madvise(address, HUGE_BYTES, libc::MADV_DONTNEED) };
+            }
+        }
+    }
+
     /// Whether the slot's memory is locked.
     pub(super) fn is_locked(&self, slot: u32) -> bool {
         let mut pages = self.pages_of(slot);

@@ -4,6 +4,7 @@
 //! governor both change slots, and an expert that the engine uses at this moment must not lose its
 //! own, or the sums would be of another expert's weights.
 
+mod ahead;
 mod homes;
 
 use super::arena::Arena;
@@ -43,8 +44,10 @@ struct Pool {
     free: BTreeSet<u32>,
     /// The expert in each slot below `next`.
     owners: Vec<u32>,
-    /// The end of what has memory.
+    /// The end of the slots that have been used.
     next: u32,
+    /// The end of those whose memory was made ready before.
+    ready: u32,
     used: usize,
     /// Slots that experts may have. What one token uses of a layer may exceed it for a moment, and so
     /// may two experts of a layer that is computed piece by piece.
@@ -94,6 +97,7 @@ impl Books {
                     free: BTreeSet::new(),
                     owners: Vec::new(),
                     next: 0,
+                    ready: 0,
                     used: 0,
                     budget: 0,
                     share: bytes_of(class) / total.max(1.0),
@@ -358,9 +362,14 @@ impl Books {
             pool.next = last;
         }
         let pool = &mut self.pools[class];
-        if pool.next < before {
-            pool.arena.release_from(pool.next, before);
+        // Memory that was made ready and is within the budget stays.
+        let budget = u32::try_from(pool.budget).unwrap_or(u32::MAX);
+        let keep = pool.next.max(budget.min(pool.ready));
+        let end = before.max(pool.ready);
+        if keep < end {
+            pool.arena.release_from(keep, end);
         }
+        pool.ready = pool.ready.min(keep);
     }
 
     /// Experts of a class that may be moved in one go, for so many bytes: one at least.

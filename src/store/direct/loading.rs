@@ -1,22 +1,22 @@
 //! The governor's side: experts that are loaded because they are to be pinned, and the disk's speed.
 
-use super::arena::Arena;
-use super::books::{State, expert_id};
+use super::books::State;
 use super::reader::Reader;
+use super::trial::time_reads;
 use super::{DirectStore, Fault, lock};
-use crate::store::StoreError;
+use crate::store::{ExpertStore, StoreError};
 use hotpin_controllers::ExpertId;
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
-/// Experts that are read at once to measure bandwidth, how often, and from one to the next: a prime,
-/// so that they lie all over the file.
-const MEASURED_AT_ONCE: usize = 8;
-const MEASURED_BATCHES: usize = 16;
-const MEASURED_STRIDE: usize = 7919;
-/// Memory for measuring, unless one expert has more.
-const MEASURED_BYTES: usize = 256 << 20;
+/// How long the disk's speed is measured.
+const MEASURED_FOR: Duration = Duration::from_millis(60);
+
+/// How long reads that nobody waits for let the engine's go first, and how often they look.
+const GIVEN_WAY: Duration = Duration::from_millis(10);
+const GIVEN_WAY_STEP: Duration = Duration::from_micros(500);
 
 /// Why the governor's side could not load an expert.
 enum NotLoaded {
@@ -92,8 +92,18 @@ impl DirectStore {
         outcome.map_err(NotLoaded::Failed)
     }
 
+    /// Lets the engine's reads go first, for a while: it may read all the time.
+    pub(super) fn give_way(&self) {
+        let began = Instant::now();
+        while self.engine_reads.load(Relaxed) > 0 && began.elapsed() < GIVEN_WAY {
+            std::thread::sleep(GIVEN_WAY_STEP);
+        }
+    }
+
     /// Gives an absent expert a slot and loads it.
     pub(super) fn bring(&self, id: ExpertId) -> Result<(), StoreError> {
+        // The engine does not wait for the lock meanwhile.
+        self.prepare();
         let address = {
             let mut books = lock(&self.books);
             if books.state(id) != State::Absent {
@@ -113,40 +123,15 @@ impl DirectStore {
         })
     }
 
-    /// Reads experts from all over the model into memory of their own and times it.
+    /// Reads parts of experts from all over the files and times it, bytes a second; `None` for a model that has
+    /// none.
     pub(super) fn measure_reads(&self) -> io::Result<Option<f64>> {
-        let experts = self.geometry.shape.total_experts();
-        let largest = self.geometry.classes.iter().map(|c| c.slot_bytes).max();
-        let Some(slot_bytes) = largest.filter(|&bytes| experts > 0 && bytes > 0) else {
+        let parts = self.geometry.layers.iter().flat_map(|layer| &layer.parts);
+        let Some(slice_bytes) = parts.map(|part| part.slice_bytes).max() else {
             return Ok(None);
         };
-        let at_once = (MEASURED_BYTES / slot_bytes).clamp(1, MEASURED_AT_ONCE);
-        let room = Arena::reserve(slot_bytes, at_once)?;
-        // A reader of its own, made after the memory and gone before it, whatever fails.
+        let read_bytes = slice_bytes.next_multiple_of(self.files.align);
         let (mut reader, _) = Reader::new(Arc::clone(&self.files), self.options);
-        let (mut bytes, mut started, mut ended) = (0, Instant::now(), Vec::new());
-        for batch in 0..=MEASURED_BATCHES {
-            // The first batch touches the memory.
-            if batch == 1 {
-                (bytes, started) = (0, Instant::now());
-            }
-            for slot in 0..at_once {
-                let number = batch * at_once + slot;
-                let id = expert_id(number * MEASURED_STRIDE % experts);
-                let address = room.address(u32::try_from(slot).unwrap_or(0));
-                for part in 0..self.geometry.parts(id) {
-                    bytes += self.queue(&mut reader, id, part, address);
-                }
-            }
-            while reader.outstanding() > 0 {
-                reader.reap(true, &mut ended)?;
-            }
-            if ended.drain(..).any(|done| done.result.is_err()) {
-                return Ok(None);
-            }
-        }
-        #[expect(clippy::cast_precision_loss, reason = "some hundred MB")]
-        let bytes = bytes as f64;
-        Ok(Some(bytes / started.elapsed().as_secs_f64().max(1e-9)))
+        time_reads(&mut reader, &self.files, read_bytes, MEASURED_FOR).map(Some)
     }
 }

@@ -34,7 +34,7 @@ use crate::model::ModelMap;
 use hotpin_controllers::{ExpertId, Held, Residence};
 use nix::errno::Errno;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// How a direct store reads. The defaults are what it falls back from.
@@ -98,6 +98,8 @@ pub struct DirectStore {
     ranks: Ranks,
     shortfall_bytes: AtomicU64,
     waited_ns: AtomicU64,
+    /// Reads of the engine that are outstanding.
+    engine_reads: AtomicUsize,
     dense: Dense,
     options: DirectOptions,
     limitations: Vec<Limited>,
@@ -152,6 +154,7 @@ impl DirectStore {
             ranks: Ranks::new(experts),
             shortfall_bytes: AtomicU64::new(0),
             waited_ns: AtomicU64::new(0),
+            engine_reads: AtomicUsize::new(0),
             dense,
             options,
             limitations,
@@ -236,9 +239,21 @@ impl ExpertStore for DirectStore {
                 return false;
             }
         }
+        self.give_way();
         // What cannot be read now is read when it is used, and fails then.
         let _ = self.bring(id);
         true
+    }
+
+    fn prepare(&self) -> bool {
+        let Some(unready) = lock(&self.books).unready() else {
+            return false;
+        };
+        let populated = unready.populate().is_ok();
+        if populated {
+            lock(&self.books).ready(unready);
+        }
+        populated
     }
 
     fn set_capacity(&self, bytes: u64) {

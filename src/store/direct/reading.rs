@@ -196,6 +196,7 @@ impl DirectStore {
     fn begin_read(&self, engine: &mut Engine, id: ExpertId, part: usize, address: usize) -> u64 {
         engine.pending[self.pending_at(id, part)] = true;
         engine.left[id.index()] += 1;
+        self.engine_reads.fetch_add(1, Relaxed);
         self.queue(&mut engine.reader, id, part, address)
     }
 
@@ -208,6 +209,7 @@ impl DirectStore {
     fn take_in(&self, engine: &mut Engine, wait: bool) -> Result<(), String> {
         let mut ended = std::mem::take(&mut engine.ended);
         let reaped = engine.reader.reap(wait, &mut ended);
+        self.engine_reads.fetch_sub(ended.len(), Relaxed);
         for done in ended.drain(..) {
             let (id, part) = (ExpertId(done.owner.0), usize::from(done.owner.1));
             engine.pending[self.pending_at(id, part)] = false;

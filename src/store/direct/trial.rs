@@ -4,7 +4,7 @@ use super::DirectOptions;
 use super::arena::Arena;
 use super::files::ModelFiles;
 use super::reader::{Done, MOST_IN_FLIGHT, Read, Reader};
-use crate::model::{ModelMap, Shard};
+use crate::model::ModelMap;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -51,7 +51,7 @@ pub fn try_disk(
     let not_direct = files.not_direct.clone();
     let bytes_per_s = match not_direct {
         Some(_) => None,
-        None => Some(time_reads(&mut reader, map.shards(), read_bytes, duration)?),
+        None => Some(time_reads(&mut reader, &files, read_bytes, duration)?),
     };
     Ok(DiskTrial {
         not_direct,
@@ -61,26 +61,34 @@ pub fn try_disk(
     })
 }
 
-/// Bytes a second of reads of `read_bytes` at multiples of it, all over the files.
-fn time_reads(
+/// Bytes a second of reads of `read_bytes` at multiples of it, all over the files, into memory of their own.
+///
+/// # Errors
+/// When that memory cannot be had or a read fails.
+pub(super) fn time_reads(
     reader: &mut Reader,
-    shards: &[Shard],
+    files: &ModelFiles,
     read_bytes: usize,
     duration: Duration,
 ) -> io::Result<f64> {
     let at_once = u32::try_from(MOST_IN_FLIGHT).unwrap_or(1);
     let room = Arena::reserve(read_bytes, MOST_IN_FLIGHT)?;
-    let in_file = |shard: &Shard| (shard.file_bytes / read_bytes as u64).max(1);
-    let reads: u64 = shards.iter().map(in_file).sum();
+    let sizes = files
+        .shards
+        .iter()
+        .map(|shard| Ok(shard.file.metadata()?.len()));
+    let sizes: Vec<u64> = sizes.collect::<io::Result<_>>()?;
+    let in_file = |bytes: u64| (bytes / read_bytes as u64).max(1);
+    let reads: u64 = sizes.iter().map(|&bytes| in_file(bytes)).sum();
     let place = |number: u64| {
         let mut at = number.wrapping_mul(STRIDE) % reads.max(1);
-        for (shard, file) in shards.iter().enumerate() {
-            if at < in_file(file) {
+        for (shard, &bytes) in sizes.iter().enumerate() {
+            if at < in_file(bytes) {
                 let offset = at * read_bytes as u64;
-                let least = (file.file_bytes - offset).min(read_bytes as u64);
+                let least = (bytes - offset).min(read_bytes as u64);
                 return Some((shard, offset, usize::try_from(least).unwrap_or(read_bytes)));
             }
-            at -= in_file(file);
+            at -= in_file(bytes);
         }
         None
     };

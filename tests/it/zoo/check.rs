@@ -4,7 +4,7 @@ use super::make::{Made, VOCABULARY};
 use super::plain::{Batches, N_CTX, Plain, Used};
 use super::weights::Random;
 use hotpin::engine::{EngineOptions, Model, Pass, RouteSink, Routed, Session};
-use hotpin::governor::{Journal, OnFailure};
+use hotpin::governor::{Fill, Journal, OnFailure};
 use hotpin::model::ModelMap;
 use hotpin::plant::{Rig, RigOptions};
 use hotpin::store::{DirectOptions, Layout, StoreKind};
@@ -165,6 +165,7 @@ fn rig_options(made: &Made, store: StoreKind) -> RigOptions {
         tick: Duration::from_millis(20),
         journal: Journal::new(None),
         on_failure: OnFailure::GoOn,
+        fill: Fill::Before,
         recorder: None,
     }
 }

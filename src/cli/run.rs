@@ -122,7 +122,8 @@ pub(super) fn execute(args: &RunArgs, config: &Config) -> Result<ExitCode> {
     // Before the model is loaded, which may take minutes.
     let control = common::control(&args.control.regulation, config)?;
     let text = args.prompt_text()?;
-    let (map, model) = common::load(&args.model, args.control.policy)?;
+    let device = &args.control.regulation.device;
+    let (map, model) = common::load(&args.model, args.control.policy, device)?;
     let tokens = args.tokens(&model, &text)?;
     let (options, learner) =
         args.control

@@ -1,7 +1,10 @@
 //! Options that several verbs share, each defined once. A heading here is a section of `hotpin.toml`.
 
-use crate::engine::{CacheType, EngineOptions, FlashAttention};
+use crate::engine::{
+    CacheType, EngineOptions, FlashAttention, GpuLayers, Placement, gpu_backends,
+};
 use crate::governor::OnFailure;
+use crate::model::ModelMap;
 use crate::size::{SizeError, parse_size, total_ram_bytes};
 use crate::store::StoreKind;
 use clap::{ArgAction, Args};
@@ -65,6 +68,120 @@ impl EngineArgs {
     }
 }
 
+/// Memory of a device that is for experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum VramSize {
+    /// What the control laws find right.
+    #[default]
+    Auto,
+    /// Exactly this much, as long as it fits.
+    Bytes(u64),
+    /// None.
+    Off,
+}
+
+impl std::str::FromStr for VramSize {
+    type Err = SizeError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "off" => Ok(Self::Off),
+            // A share would be one of a device that is not known yet.
+            size => Ok(match parse_size(size, None)? {
+                0 => Self::Off,
+                bytes => Self::Bytes(bytes),
+            }),
+        }
+    }
+}
+
+/// What of a model is in a graphics device's memory.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Engine")]
+pub struct DeviceArgs {
+    /// Layers whose dense weights are on the graphics device: a number, counted from the last one, or
+    /// all [default: 0; all with --vram or --gpu-experts]
+    #[arg(long, env = "HOTPIN_GPU_LAYERS", value_name = "N")]
+    pub gpu_layers: Option<GpuLayers>,
+    /// Memory of the device for experts that come and go: auto, off, or a size such as 4GiB [default:
+    /// auto with --gpu-layers]
+    #[arg(long, env = "HOTPIN_VRAM", value_name = "SIZE")]
+    pub vram: Option<VramSize>,
+    /// Layers whose experts are on the device for good: a number, counted from the last one, or all
+    #[arg(long, env = "HOTPIN_GPU_EXPERTS", value_name = "N")]
+    pub gpu_experts: Option<GpuLayers>,
+}
+
+/// Why a device cannot be used as asked.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// This program has no code for any.
+    #[error(
+        "{0}: this program was built for CPUs alone; `make gpu` builds it with Vulkan, and `cargo build --release --features cuda` with CUDA"
+    )]
+    NotBuilt(&'static str),
+    /// Experts on a device whose layers are not there.
+    #[error("{0} needs layers on the device: leave --gpu-layers out, or give a number above 0")]
+    NoLayers(&'static str),
+}
+
+impl DeviceArgs {
+    /// The option that asks for a device; `None` where none does.
+    fn asks(&self) -> Option<&'static str> {
+        let some = |layers: Option<GpuLayers>| layers.is_some_and(|n| n != GpuLayers::None);
+        if matches!(self.vram, Some(VramSize::Auto | VramSize::Bytes(_))) {
+            Some("--vram")
+        } else if some(self.gpu_experts) {
+            Some("--gpu-experts")
+        } else {
+            some(self.gpu_layers).then_some("--gpu-layers")
+        }
+    }
+
+    /// Checks that this program can do what is asked for.
+    ///
+    /// # Errors
+    /// [`DeviceError`], see there.
+    pub fn check(&self) -> Result<(), DeviceError> {
+        let Some(option) = self.asks() else {
+            return Ok(());
+        };
+        if gpu_backends().is_none() {
+            return Err(DeviceError::NotBuilt(option));
+        }
+        if self.gpu_layers == Some(GpuLayers::None) {
+            return Err(DeviceError::NoLayers(option));
+        }
+        Ok(())
+    }
+
+    /// Where a model's weights go.
+    #[must_use]
+    pub fn placement(&self, map: &ModelMap) -> Placement {
+        let layers = match self.asks() {
+            Some(_) => self.gpu_layers.unwrap_or(GpuLayers::All),
+            None => GpuLayers::None,
+        };
+        let blocks = map.layers().iter().rev().map(|layer| layer.block);
+        let experts = match self.gpu_experts.unwrap_or_default() {
+            GpuLayers::None => 0,
+            GpuLayers::Last(count) => count as usize,
+            GpuLayers::All => usize::MAX,
+        };
+        Placement::new(map, layers).with_experts(blocks.take(experts))
+    }
+
+    /// The memory for experts that come and go.
+    #[must_use]
+    pub fn vram(&self) -> VramSize {
+        if self.asks().is_none() {
+            return VramSize::Off;
+        }
+        self.vram.unwrap_or_default()
+    }
+}
+
 /// What a regulated session keeps where, and how fast it is regulated.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Control")]
@@ -94,6 +211,9 @@ pub struct RegulationArgs {
     /// Memory to leave to other programs [default: 1GiB]
     #[arg(long, env = "HOTPIN_RESERVE", value_name = "SIZE", value_parser = size)]
     pub reserve: Option<u64>,
+    /// What is on a graphics device.
+    #[command(flatten)]
+    pub device: DeviceArgs,
     /// Time between control ticks, milliseconds
     #[arg(long, env = "HOTPIN_TICK_MS", default_value_t = 100, value_parser = clap::value_parser!(u64).range(10..=10_000))]
     pub tick_ms: u64,

@@ -7,10 +7,11 @@
 use super::perplexity::{Chunks, Score, score_chunk};
 use super::protocol::{ChildError, ChildRequest, ChildResult, SegmentResult, Task};
 use super::roofline::{Measured, Roofline};
+use crate::config::args::DeviceArgs;
 use crate::engine::{EngineOptions, Model, Session, Token};
 use crate::governor::{Journal, JournalFile, OnFailure};
 use crate::model::ModelMap;
-use crate::plant::{Rig, RigOptions, Totals};
+use crate::plant::{Rig, RigOptions, Totals, VramOptions};
 use crate::profile::Profile;
 use crate::sensors::{Roots, Sample, Sensors};
 use crate::store::{DirectOptions, StoreKind};
@@ -37,6 +38,8 @@ pub struct Passed {
     pub tick_ms: u64,
     /// Compare every expert that is read with the file (store `direct`).
     pub verify: bool,
+    /// What is on a graphics device.
+    pub device: DeviceArgs,
 }
 
 impl Default for Passed {
@@ -46,6 +49,7 @@ impl Default for Passed {
             control: AdaptiveConfig::default(),
             tick_ms: 100,
             verify: false,
+            device: DeviceArgs::default(),
         }
     }
 }
@@ -85,12 +89,14 @@ fn run(request: &ChildRequest) -> Result<ChildResult> {
     }
     let started = Instant::now();
     let map = ModelMap::open(&request.model)?;
-    let options = rig_options(request, &map)?;
+    let passed = passed(request)?;
+    let placement = passed.device.placement(&map);
+    let options = rig_options(request, &map, passed)?;
     let policy = options.policy;
     let model = if policy == PolicyKind::Off || !map.is_moe() {
-        Model::load(map.path(), |_| true)
+        Model::load_placed(map.path(), placement, |_| true)
     } else {
-        Model::open(map.path(), |_| true)
+        Model::open_placed(map.path(), placement, |_| true)
     }?;
     let mut rig = Rig::assemble(&model, &map, options, &mut |_, _| {})?;
     let load_s = started.elapsed().as_secs_f64();
@@ -104,14 +110,19 @@ fn run(request: &ChildRequest) -> Result<ChildResult> {
     Ok(meter.result(request, &rig, map.shape(), segments, load_s))
 }
 
-fn rig_options(request: &ChildRequest, map: &ModelMap) -> Result<RigOptions> {
+fn passed(request: &ChildRequest) -> Result<Passed> {
+    if request.engine.is_null() {
+        return Ok(Passed::default());
+    }
+    let passed: Passed = serde_json::from_value(request.engine.clone())
+        .context("engine settings of the request")?;
+    passed.device.check()?;
+    Ok(passed)
+}
+
+fn rig_options(request: &ChildRequest, map: &ModelMap, passed: Passed) -> Result<RigOptions> {
     let store = <StoreKind as clap::ValueEnum>::from_str(&request.store, false)
         .map_err(|e| anyhow::anyhow!("--store {}: {e}", request.store))?;
-    let passed: Passed = if request.engine.is_null() {
-        Passed::default()
-    } else {
-        serde_json::from_value(request.engine.clone()).context("engine settings of the request")?
-    };
     let profile = match &request.profile {
         Some(path) => Some(Profile::load(path, map)?.counts()),
         None => None,
@@ -144,6 +155,10 @@ fn rig_options(request: &ChildRequest, map: &ModelMap) -> Result<RigOptions> {
         recorder,
         // A run that is not regulated as it should be is no figure.
         on_failure: OnFailure::Stop,
+        vram: VramOptions {
+            size: passed.device.vram(),
+            source: None,
+        },
     })
 }
 

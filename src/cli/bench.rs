@@ -27,6 +27,7 @@ pub(super) fn execute(args: &BenchArgs, config: &Config) -> Result<ExitCode> {
         control: common::control(&args.regulation, config)?,
         tick_ms: args.regulation.tick_ms,
         verify: args.regulation.verify,
+        device: args.regulation.device.clone(),
     };
     let texts = workload::built_in();
     let hooks = Hooks {

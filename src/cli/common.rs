@@ -6,7 +6,7 @@ use crate::engine::{EngineOptions, Model, Placement};
 use crate::governor::{Journal, JournalFile};
 use crate::learn::{self, Learner, Learning};
 use crate::model::ModelMap;
-use crate::plant::{Rig, RigOptions};
+use crate::plant::{Rig, RigOptions, VramOptions};
 use crate::profile::Profile;
 use crate::store::DirectOptions;
 use crate::trace::Recorder;
@@ -56,6 +56,10 @@ impl ControlArgs {
                 .map(|path| Recorder::create(path, map))
                 .transpose()?,
             on_failure: self.on_failure,
+            vram: VramOptions {
+                size: regulation.device.vram(),
+                source: None,
+            },
         };
         Ok((options, learner))
     }

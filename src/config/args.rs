@@ -5,10 +5,12 @@ use crate::engine::{
 };
 use crate::governor::OnFailure;
 use crate::model::ModelMap;
+use crate::plant::VramSize;
 use crate::size::{SizeError, parse_size, total_ram_bytes};
 use crate::store::StoreKind;
 use clap::{ArgAction, Args};
 use hotpin_controllers::PolicyKind;
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 /// Context length where nothing else is said, tokens.
@@ -68,36 +70,9 @@ impl EngineArgs {
     }
 }
 
-/// Memory of a device that is for experts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum VramSize {
-    /// What the control laws find right.
-    #[default]
-    Auto,
-    /// Exactly this much, as long as it fits.
-    Bytes(u64),
-    /// None.
-    Off,
-}
-
-impl std::str::FromStr for VramSize {
-    type Err = SizeError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "off" => Ok(Self::Off),
-            // A share would be one of a device that is not known yet.
-            size => Ok(match parse_size(size, None)? {
-                0 => Self::Off,
-                bytes => Self::Bytes(bytes),
-            }),
-        }
-    }
-}
-
 /// What of a model is in a graphics device's memory.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Default, Args, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 #[command(next_help_heading = "Engine")]
 pub struct DeviceArgs {
     /// Layers whose dense weights are on the graphics device: a number, counted from the last one, or

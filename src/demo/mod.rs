@@ -21,6 +21,7 @@ mod progress;
 mod report;
 mod rng;
 mod router;
+mod toy;
 
 use std::time::Instant;
 
@@ -34,6 +35,7 @@ use router::Router;
 pub use error::Error;
 pub use options::{MAX_EXPERTS, ModelArgs, Options, Quant, Workload};
 pub use progress::{Progress, Stage, Step, bar};
+pub use toy::{ToyArgs, build_toy};
 pub use report::{DomainDrift, LayerRouting, Report, Seconds};
 
 /// Most threads that cluster and quantise; the file does not depend on how many there are.

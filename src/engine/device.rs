@@ -2,6 +2,7 @@
 //! compute with, and how fast bytes come and go.
 
 use super::EngineError;
+use hotpin_controllers::vram::DeviceMemory;
 use llama_cpp_sys_4 as sys;
 use std::ffi::{CStr, c_char};
 use std::ptr::NonNull;
@@ -16,15 +17,6 @@ pub const fn gpu_backends() -> Option<&'static str> {
         (false, true) => Some("CUDA"),
         (false, false) => None,
     }
-}
-
-/// A device's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceMemory {
-    /// What nobody holds, bytes.
-    pub free_bytes: u64,
-    /// All of it, bytes.
-    pub total_bytes: u64,
 }
 
 /// Who knows how much of a device's memory is free.
@@ -243,8 +235,8 @@ impl MemorySource for Device {
         // SAFETY: as above; both places are ours.
         unsafe { sys::ggml_backend_dev_memory(self.as_ptr(), &raw mut free, &raw mut total) };
         (total > 0).then_some(DeviceMemory {
-            free_bytes: free as u64,
             total_bytes: total as u64,
+            free_bytes: free as u64,
         })
     }
 }

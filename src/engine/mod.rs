@@ -30,7 +30,7 @@ mod trail;
 
 pub use arena::{ArenaUse, ExpertArena, Window};
 pub use batch::Row;
-pub use device::{BankRow, Device, DeviceMemory, Link, MemorySource, gpu_backends};
+pub use device::{BankRow, Device, Link, MemorySource, gpu_backends};
 pub use lookahead::Guess;
 pub use lost_page::end_on_lost_page;
 pub use model::{Model, Token};

@@ -2,12 +2,14 @@
 //! memory of a graphics device.
 
 use crate::model::{ModelMap, NameClass, classify_name};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
 /// How many of a model's blocks, counted from the last one, have their dense weights on the device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub enum GpuLayers {
     /// None: everything is computed on the CPU, and no device is used at all.
     #[default]
@@ -35,6 +37,20 @@ impl FromStr for GpuLayers {
                 .map(Self::Last)
                 .map_err(|_| NoSuchLayers(text.to_owned())),
         }
+    }
+}
+
+impl TryFrom<String> for GpuLayers {
+    type Error = NoSuchLayers;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<GpuLayers> for String {
+    fn from(layers: GpuLayers) -> Self {
+        layers.to_string()
     }
 }
 

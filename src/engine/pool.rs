@@ -73,6 +73,12 @@ impl Session<'_> {
         self.pool_bytes
     }
 
+    /// Allows pools of up to `bytes`: of larger ones llama.cpp aborts the process. Until this is called
+    /// none is made.
+    pub fn limit_pool(&mut self, bytes: u64) {
+        self.pool_limit_bytes = bytes;
+    }
+
     /// Changes the pool to `bytes`, 0 for none, between two decodes. Sequences stay as they are; logits of
     /// the last decode are gone. Where llama.cpp refuses the size, the pool stays what it was, or is
     /// given up.
@@ -92,6 +98,13 @@ impl Session<'_> {
             took_ns: 0,
             refused: None,
         };
+        if bytes > self.pool_limit_bytes {
+            outcome.refused = Some(format!(
+                "the device bears no pool above {} bytes",
+                self.pool_limit_bytes
+            ));
+            return Ok(outcome);
+        }
         let saved = match self.save() {
             Ok(saved) => saved,
             Err(cause) => {

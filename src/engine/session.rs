@@ -26,6 +26,8 @@ pub struct Session<'m> {
     bounds: Bounds,
     /// Bytes of the pool of experts in the device's memory; 0 without one.
     pub(super) pool_bytes: u64,
+    /// The largest pool that the device bears; none is made before it is known.
+    pub(super) pool_limit_bytes: u64,
     batch: LlamaBatch,
     pools: ThreadPools,
     poison: Arc<Poison>,
@@ -110,6 +112,7 @@ impl<'m> Session<'m> {
             context: Some(context),
             bounds,
             pool_bytes: 0,
+            pool_limit_bytes: 0,
             batch,
             pools,
             poison,

@@ -140,6 +140,9 @@ pub struct Learned {
     /// Blocks of which several nodes have the name of the router's output: which of them selects the
     /// routed experts, counted from 0, and of how many.
     pub namesakes: HashMap<u32, (usize, usize)>,
+    /// Blocks of which several nodes have that name, and it cannot be told which of them selects, since a
+    /// copy on another device does.
+    pub unclear_blocks: Vec<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -223,6 +226,7 @@ impl Tap {
         self.phase = Phase::Running;
         self.learned.shared_blocks = self.trail.shared_blocks();
         self.learned.namesakes = self.trail.namesakes();
+        self.learned.unclear_blocks = self.trail.unclear_blocks();
         self.trail.clear();
         self.rebinder = arena.map(|arena| Rebinder::new(arena, &self.learned));
         if let (Some(rebinder), Some((pool, threads))) = (&mut self.rebinder, self.threads) {
@@ -499,7 +503,7 @@ pub(super) fn name_of(tensor: &sys::ggml_tensor) -> &[u8] {
 }
 
 /// The name of the tensor that the scheduler copied to another backend: `CPU#name#0` is that of `name`.
-fn original(name: &[u8]) -> &[u8] {
+pub(super) fn original(name: &[u8]) -> &[u8] {
     let copied = || {
         let (_, rest) = split_at(name, name.iter().position(|&b| b == b'#')?);
         let (inner, copy) = split_at(rest, rest.iter().rposition(|&b| b == b'#')?);

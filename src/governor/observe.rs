@@ -57,6 +57,7 @@ impl Plant {
         sample: &Sample,
         options: &GovernorOptions,
         shape: &ModelShape,
+        _covered: Option<&'a [bool]>,
     ) -> Observation<'a> {
         self.new_faults = match (sample.faults, self.faults) {
             (Some(now), Some(before)) => now.major.saturating_sub(before.major),

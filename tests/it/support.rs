@@ -7,7 +7,7 @@ use hotpin::governor::{
     DenseWeights, Governor, GovernorOptions, Journal, OnFailure, Regulated, STUCK_AFTER,
 };
 use hotpin::model::ModelMap;
-use hotpin::plant::{Rig, RigOptions};
+use hotpin::plant::{Rig, RigOptions, VramOptions};
 use hotpin::profile::Profile;
 use hotpin::sensors::Roots;
 use hotpin::store::{DirectOptions, StoreKind};
@@ -163,6 +163,7 @@ impl Loaded {
             journal: Journal::new(None),
             recorder: None,
             on_failure: OnFailure::GoOn,
+            vram: VramOptions::default(),
         }
     }
 
@@ -216,6 +217,7 @@ pub fn governor_options(tick: Duration) -> GovernorOptions {
         recording: None,
         on_failure: OnFailure::GoOn,
         stuck_after: STUCK_AFTER,
+        vram: None,
     }
 }
 

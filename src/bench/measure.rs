@@ -114,8 +114,8 @@ fn passed(request: &ChildRequest) -> Result<Passed> {
     if request.engine.is_null() {
         return Ok(Passed::default());
     }
-    let passed: Passed = serde_json::from_value(request.engine.clone())
-        .context("engine settings of the request")?;
+    let passed: Passed =
+        serde_json::from_value(request.engine.clone()).context("engine settings of the request")?;
     passed.device.check()?;
     Ok(passed)
 }

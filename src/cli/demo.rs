@@ -23,7 +23,11 @@ pub(super) fn execute(verb: &DemoVerb) -> Result<ExitCode> {
         DemoVerb::Model(args) => args,
         DemoVerb::Toy(args) => {
             let bytes = demo::build_toy(args)?;
-            common::say(&format!("{}: {}", args.output.display(), format_bytes(bytes)))?;
+            common::say(&format!(
+                "{}: {}",
+                args.output.display(),
+                format_bytes(bytes)
+            ))?;
             return Ok(ExitCode::SUCCESS);
         }
     };

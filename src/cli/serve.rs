@@ -6,8 +6,8 @@ use crate::config::Config;
 use crate::config::args::{
     CONTEXT_TOKENS, ControlArgs, EngineArgs, KeyArgs, KeyError, RegulationArgs, size,
 };
-use crate::engine::{EngineOptions, Placement};
 use crate::engine::chat::Chat;
+use crate::engine::{EngineOptions, Placement};
 use crate::learn::{Learner, Learning};
 use crate::model::ModelMap;
 use crate::plant::{Rig, RigOptions};

@@ -1,8 +1,6 @@
 //! Options that several verbs share, each defined once. A heading here is a section of `hotpin.toml`.
 
-use crate::engine::{
-    CacheType, EngineOptions, FlashAttention, GpuLayers, Placement, gpu_backends,
-};
+use crate::engine::{CacheType, EngineOptions, FlashAttention, GpuLayers, Placement, gpu_backends};
 use crate::governor::OnFailure;
 use crate::model::ModelMap;
 use crate::plant::VramSize;

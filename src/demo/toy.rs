@@ -2,7 +2,7 @@
 //! nonsense, the same on every machine, and are for checks of machinery that need no sense.
 
 use super::error::Error;
-use super::output::{Output, check_space, check_target, folder_of};
+use super::output::{Output, check_space, folder_of};
 use super::rng::Rng;
 use std::path::PathBuf;
 
@@ -83,15 +83,17 @@ impl Part {
 /// When the widths do not fit together, the target exists, the disk is too full, or writing fails.
 pub fn build_toy(args: &ToyArgs) -> Result<u64, Error> {
     check(args)?;
-    check_target(&args.output, &args.output, args.force).or_else(|error| match error {
-        // There is no source that could be replaced.
-        Error::SameFile { path } if !args.force => Err(Error::Exists { path }),
-        Error::SameFile { .. } => Ok(()),
-        other => Err(other),
-    })?;
+    if args.output.symlink_metadata().is_ok() && !args.force {
+        return Err(Error::Exists {
+            path: args.output.clone(),
+        });
+    }
     let parts = parts(args);
     let header = header(args, &parts);
-    let body: u64 = parts.iter().map(|p| p.bytes().next_multiple_of(ALIGNMENT)).sum();
+    let body: u64 = parts
+        .iter()
+        .map(|p| p.bytes().next_multiple_of(ALIGNMENT))
+        .sum();
     let total = header.len() as u64 + body;
     check_space(folder_of(&args.output), total)?;
     let mut output = Output::create(&args.output, args.force)?;
@@ -124,8 +126,7 @@ fn check(args: &ToyArgs) -> Result<(), Error> {
 }
 
 fn parts(args: &ToyArgs) -> Vec<Part> {
-    let [width, inner, experts] =
-        [args.width, args.expert_width, args.experts].map(u64::from);
+    let [width, inner, experts] = [args.width, args.expert_width, args.experts].map(u64::from);
     let head = u64::from(HEAD);
     let part = |name: String, dims: &[u64], kind| Part {
         name,
@@ -134,7 +135,11 @@ fn parts(args: &ToyArgs) -> Vec<Part> {
     };
     let vocabulary = u64::from(VOCABULARY);
     let mut parts = vec![
-        part("token_embd.weight".into(), &[width, vocabulary], Kind::Dense),
+        part(
+            "token_embd.weight".into(),
+            &[width, vocabulary],
+            Kind::Dense,
+        ),
         part("output_norm.weight".into(), &[width], Kind::Norm),
         part("output.weight".into(), &[width, vocabulary], Kind::Dense),
     ];
@@ -249,7 +254,11 @@ fn header(args: &ToyArgs, parts: &[Part]) -> Vec<u8> {
         for dim in &part.dims {
             table.bytes.extend(dim.to_le_bytes());
         }
-        let ty = if part.kind == Kind::Experts { Q8_0 } else { F32 };
+        let ty = if part.kind == Kind::Experts {
+            Q8_0
+        } else {
+            F32
+        };
         table.bytes.extend(ty.to_le_bytes());
         table.bytes.extend(offset.to_le_bytes());
         offset += part.bytes().next_multiple_of(ALIGNMENT);

@@ -120,7 +120,10 @@ impl Device {
     #[must_use]
     pub fn alignment_bytes(self) -> u64 {
         // SAFETY: as above; a device has a buffer type.
-        unsafe { sys::ggml_backend_buft_get_alignment(sys::ggml_backend_dev_buffer_type(self.as_ptr())) as u64 }
+        unsafe {
+            sys::ggml_backend_buft_get_alignment(sys::ggml_backend_dev_buffer_type(self.as_ptr()))
+                as u64
+        }
     }
 
     /// The most slots of these parts that one bank may have so that the device still multiplies by
@@ -195,7 +198,8 @@ impl Device {
     /// # Errors
     /// [`EngineError::NoDevice`] where the device gives no memory for it.
     pub fn measure_link(self, bytes: usize) -> Result<Link, EngineError> {
-        let refused = || EngineError::NoDevice(format!("{}: no memory to measure its link", self.name()));
+        let refused =
+            || EngineError::NoDevice(format!("{}: no memory to measure its link", self.name()));
         // SAFETY: as above.
         let on_device = unsafe { sys::ggml_backend_dev_buffer_type(self.as_ptr()) };
         // SAFETY: as above.
@@ -253,7 +257,9 @@ unsafe fn text(raw: *const c_char) -> String {
         return String::new();
     }
     // SAFETY: by the caller.
-    unsafe { CStr::from_ptr(raw) }.to_string_lossy().into_owned()
+    unsafe { CStr::from_ptr(raw) }
+        .to_string_lossy()
+        .into_owned()
 }
 
 /// A tensor of bytes in a buffer of its own.

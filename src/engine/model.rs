@@ -94,7 +94,10 @@ impl Model {
         params.use_extra_bufts = false;
         params.n_gpu_layers = placement.count();
         // llama.cpp uses every device for large batches unless it is told of none.
-        let mut devices = [device.map_or(std::ptr::null_mut(), Device::as_ptr), std::ptr::null_mut()];
+        let mut devices = [
+            device.map_or(std::ptr::null_mut(), Device::as_ptr),
+            std::ptr::null_mut(),
+        ];
         params.devices = devices.as_mut_ptr();
         let overrides = Overrides::new(&placement, device);
         params.tensor_buft_overrides = overrides.as_ptr();

@@ -82,7 +82,11 @@ impl Placement {
             NameClass::Expert { block, .. } | NameClass::Block(block) => Some(block),
             NameClass::OldExpert | NameClass::Outside => None,
         };
-        let last = map.tensors().iter().filter_map(|t| block(&t.info.name)).max();
+        let last = map
+            .tensors()
+            .iter()
+            .filter_map(|t| block(&t.info.name))
+            .max();
         Self {
             layers,
             blocks: last.map_or(0, |last| last + 1),
@@ -162,7 +166,10 @@ impl Placement {
         let mut patterns = Vec::new();
         if !self.experts.is_empty() {
             let blocks: Vec<String> = self.experts.iter().map(u32::to_string).collect();
-            patterns.push((format!(r"^blk\.({})\.ffn_(?!norm_).*_exps", blocks.join("|")), true));
+            patterns.push((
+                format!(r"^blk\.({})\.ffn_(?!norm_).*_exps", blocks.join("|")),
+                true,
+            ));
         }
         patterns.push((r"\.ffn_(?!norm_).*_exps".to_owned(), false));
         patterns
@@ -198,7 +205,13 @@ mod tests {
         let last = of(GpuLayers::Last(2));
         assert!(last.holds_block(3) && !last.holds_block(2));
         assert!(!last.on_host("output.weight"));
-        assert!(of(GpuLayers::Last(2)).with_experts([2, 3]).experts().iter().eq(&[3]));
+        assert!(
+            of(GpuLayers::Last(2))
+                .with_experts([2, 3])
+                .experts()
+                .iter()
+                .eq(&[3])
+        );
         assert!(of(GpuLayers::None).on_host("blk.3.attn_q.weight"));
         assert!(of(GpuLayers::Last(99)).holds_block(0));
     }

@@ -180,8 +180,18 @@ impl Session<'_> {
             .collect()
     }
 
-    /// Changes the pool where the sink of the routing asks for it.
-    pub(super) fn follow_orders(&mut self) -> Result<(), EngineError> {
+    /// Whether there may be a pool.
+    #[must_use]
+    pub fn has_pool(&self) -> bool {
+        self.pool_limit_bytes > 0
+    }
+
+    /// Changes the pool where the sink of the routing asks for it. Each decode does this first; it is for
+    /// the time between.
+    ///
+    /// # Errors
+    /// As [`Self::set_pool`].
+    pub fn follow_orders(&mut self) -> Result<(), EngineError> {
         let order = self.tap.as_mut().and_then(|tap| tap.get_mut().pool_order());
         let Some(bytes) = order.filter(|&bytes| bytes != self.pool_bytes) else {
             return Ok(());
@@ -233,7 +243,10 @@ fn slots(line: &str) -> Option<PoolSlots> {
 /// What a pool that was used says at its end.
 fn totals(lines: &[String]) -> Option<PoolTotals> {
     let mut found = None;
-    for line in lines.iter().filter(|line| line.contains("llama_moe_cache: ")) {
+    for line in lines
+        .iter()
+        .filter(|line| line.contains("llama_moe_cache: "))
+    {
         let totals: &mut PoolTotals = found.get_or_insert_default();
         if let Some(copied) = number(line, "large batches:") {
             totals.copied = copied;

@@ -418,7 +418,13 @@ impl<'m> Session<'m> {
 
     /// Creates the context anew, with a pool of `bytes` in the device's memory.
     pub(super) fn create_with_pool(&self, bytes: u64) -> Result<LlamaContext<'m>, EngineError> {
-        create(self.model, &self.options, &self.poison, self.tap.as_ref(), bytes)
+        create(
+            self.model,
+            &self.options,
+            &self.poison,
+            self.tap.as_ref(),
+            bytes,
+        )
     }
 
     pub(super) fn last_row(&self) -> i32 {

@@ -5,10 +5,10 @@
 //! order of these nodes is the model's own and is recorded, never assumed. After that only the
 //! router outputs are asked for; the scheduler then runs the graph in pieces that end there.
 
-use super::{Poison, Repooled};
 use super::arena::{ArenaUse, ExpertArena, Rebinder};
 use super::idle::IdleExperts;
 use super::trail::Trail;
+use super::{Poison, Repooled};
 use crate::model::is_of_experts;
 use crate::time::nanos;
 use llama_cpp_sys_4 as sys;

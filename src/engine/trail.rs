@@ -50,7 +50,10 @@ impl Trail {
             .filter(|seen| {
                 let node = seen.sources.get(CHOICE);
                 let is_copy = !self.0.iter().any(|s| Some(&s.address) == node);
-                let named = self.0.iter().filter(|s| Some(&s.name) == seen.choice.as_ref());
+                let named = self
+                    .0
+                    .iter()
+                    .filter(|s| Some(&s.name) == seen.choice.as_ref());
                 is_copy && named.count() > 1
             })
             .filter_map(|seen| seen.block)

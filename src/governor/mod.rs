@@ -452,9 +452,9 @@ impl Loop {
             vram.tick(now, &sample, idle);
         }
         let covered = self.vram.as_ref().and_then(Vram::covered);
-        let observation = self
-            .plant
-            .observation(&sample, &self.options, &self.regulated.shape, covered);
+        let observation =
+            self.plant
+                .observation(&sample, &self.options, &self.regulated.shape, covered);
         self.policy.tick(&observation, &mut self.decision);
         if orders.paused {
             self.decision.pin.clear();

@@ -222,18 +222,31 @@ impl<'m> Rig<'m> {
         let layout = match pool_layout(map, &placement, device) {
             Ok(layout) => layout,
             Err(error) => {
-                self.notes.push(format!("no experts come and go in {}: {error}", device.name()));
+                self.notes.push(format!(
+                    "no experts come and go in {}: {error}",
+                    device.name()
+                ));
                 return None;
             }
         };
         let (least_bytes, most_bytes) = (layout.least_bytes(), layout.largest_bytes());
         if let Some(bytes) = limit_bytes.filter(|&bytes| bytes > 0) {
             let said = if bytes < least_bytes {
-                Some(format!("less than a token's experts need, {}: they stay on the CPU", format_bytes(least_bytes)))
+                Some(format!(
+                    "less than a token's experts need, {}: they stay on the CPU",
+                    format_bytes(least_bytes)
+                ))
             } else {
-                (bytes > most_bytes).then(|| format!("{} has room in its largest tensors for {} of it", device.name(), format_bytes(most_bytes)))
+                (bytes > most_bytes).then(|| {
+                    format!(
+                        "{} has room in its largest tensors for {} of it",
+                        device.name(),
+                        format_bytes(most_bytes)
+                    )
+                })
             };
-            self.notes.extend(said.map(|said| format!("--vram {}: {said}", format_bytes(bytes))));
+            self.notes
+                .extend(said.map(|said| format!("--vram {}: {said}", format_bytes(bytes))));
         }
         self.session.limit_pool(most_bytes);
         let link = Arc::new(VramLink::default());
@@ -243,10 +256,19 @@ impl<'m> Rig<'m> {
             allow_static: false,
             ..options.control.vram.clone()
         };
-        let feed = VramFeed::new(layout.clone(), &config, map.shape().clone(), Arc::clone(&link));
+        let feed = VramFeed::new(
+            layout.clone(),
+            &config,
+            map.shape().clone(),
+            Arc::clone(&link),
+        );
         let part = VramPart {
             link,
-            source: options.vram.source.clone().unwrap_or_else(|| Arc::new(device)),
+            source: options
+                .vram
+                .source
+                .clone()
+                .unwrap_or_else(|| Arc::new(device)),
             link_bytes_per_s: device
                 .measure_link(LINK_BYTES)
                 .ok()

@@ -219,11 +219,10 @@ impl VramFeed {
         };
         self.tracker.arranged(arrangement);
         let slots: Vec<u32> = outcome.slots.iter().map(|group| group.slots).collect();
-        let planned: Vec<u32> = self
-            .tracker
-            .layout()
-            .plan(outcome.bytes)
-            .map_or_else(|_| Vec::new(), |plan| plan.groups.iter().map(|g| g.slots).collect());
+        let planned: Vec<u32> = self.tracker.layout().plan(outcome.bytes).map_or_else(
+            |_| Vec::new(),
+            |plan| plan.groups.iter().map(|g| g.slots).collect(),
+        );
         if slots != planned {
             tracing::warn!("llama.cpp made a pool of {slots:?} slots, not {planned:?}");
         }

@@ -371,12 +371,14 @@ impl PoolLayout {
     /// at most those of all experts. `budgets` are bytes by device; `None` sets no bound.
     #[must_use]
     pub fn largest_static_within(&self, budgets: &[Option<u64>]) -> u64 {
-        let bounds = self.weights.iter().enumerate().map(|(device, weight)| {
-            match budgets.get(device) {
-                Some(Some(bytes)) if *weight > 0.0 => *bytes as f64 * self.weight_sum / weight,
-                _ => f64::INFINITY,
-            }
-        });
+        let bounds =
+            self.weights
+                .iter()
+                .enumerate()
+                .map(|(device, weight)| match budgets.get(device) {
+                    Some(Some(bytes)) if *weight > 0.0 => *bytes as f64 * self.weight_sum / weight,
+                    _ => f64::INFINITY,
+                });
         let most_bytes = self.host_bytes();
         crate::num::to_bytes(bounds.fold(f64::INFINITY, f64::min)).min(most_bytes)
     }

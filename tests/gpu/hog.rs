@@ -19,6 +19,7 @@ struct Device {
 }
 
 const TOTAL: u64 = 4 << 30;
+const RESERVE: u64 = 512 << 10;
 
 impl MemorySource for Device {
     fn memory(&self) -> Option<DeviceMemory> {
@@ -63,7 +64,7 @@ fn quick() -> AdaptiveConfig {
     let mut control = AdaptiveConfig::default();
     // Toy sizes and times: the law's own are made for GB and days.
     let vram = &mut control.vram;
-    vram.reserve_bytes = 64 << 20;
+    vram.reserve_bytes = RESERVE;
     vram.quiet_hold_s = 0.2;
     vram.quiet_hold_max_s = 0.4;
     vram.rise_filter_s = 0.0;
@@ -118,25 +119,24 @@ fn a_hog_gets_the_memory_and_the_pool_comes_back() {
     let full = layout.largest_bytes();
     let whole = until(&mut rig, &device, &tokens, "start", |t| t.pool_bytes > 0);
     assert!(whole.pool_bytes <= full);
-    // Room for half of the pool beside the reserve.
-    device
-        .hog_bytes
-        .store(TOTAL - (64 << 20) - full / 2, Relaxed);
+    // Less than half of the reserve is left: the pool gives the whole of it back.
+    let hog_bytes = TOTAL - whole.pool_bytes - RESERVE / 4;
+    device.hog_bytes.store(hog_bytes, Relaxed);
     let less = until(&mut rig, &device, &tokens, "hog", |t| {
-        t.pool_bytes <= full / 2
+        t.pool_bytes < whole.pool_bytes
     });
-    assert!(less.rule.label() == "yield" || less.pool_bytes < whole.pool_bytes);
+    assert!(TOTAL - hog_bytes - less.pool_bytes >= RESERVE, "{less:?}");
     device.hog_bytes.store(TOTAL, Relaxed);
-    until(&mut rig, &device, &tokens, "all of it", |t| {
-        t.pool_bytes == 0
-    });
+    until(&mut rig, &device, &tokens, "all of it", |t| t.pool_bytes == 0);
     device.hog_bytes.store(0, Relaxed);
-    let again = until(&mut rig, &device, &tokens, "back", |t| {
-        t.pool_bytes == whole.pool_bytes
-    });
+    let again = until(&mut rig, &device, &tokens, "back", |t| t.pool_bytes > 0);
+    eprintln!(
+        "pool: {} bytes, {} beside a hog, 0 when it takes all, {} after it",
+        whole.pool_bytes, less.pool_bytes, again.pool_bytes
+    );
     assert!(again.hits > 0 && again.misses > 0 && again.uploaded_bytes > 0);
     let status = rig.governor.as_ref().expect("regulated").status();
-    assert!(status.vram_changes >= 4, "{}", status.vram_changes);
+    assert!(status.vram_changes >= 3, "{}", status.vram_changes);
     assert!(status.failed.is_none());
 }
 
@@ -175,9 +175,6 @@ fn direct_is_refused_by_name() {
         return;
     };
     let toy = alone.toy;
-    let device = Arc::new(Device::default());
-    let base = rig(&alone, &device, VramSize::Off, quick());
-    drop(base);
     let options = RigOptions {
         policy: PolicyKind::Adaptive,
         store: StoreKind::Direct,

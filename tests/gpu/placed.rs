@@ -46,8 +46,7 @@ fn placements_say_nearly_the_same() {
         ("with all experts", &whole, 0),
         ("the last layers", &part, 0),
     ] {
-        let mut session = Session::new(model, &options(), true).expect("session");
-        session.warm_up().expect("warm-up");
+        let mut session = Session::new(model, &options(), false).expect("session");
         session.limit_pool(full);
         session.set_pool(pool).expect("pool");
         said.push((name, greedy(&mut session, &prompt, 64)));

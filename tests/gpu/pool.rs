@@ -3,6 +3,7 @@
 use crate::support::{Toy, bits, options, sums, toy};
 use hotpin::engine::Session;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 /// Logits of tokens decoded one by one, the pool being changed to `sizes` in turn, one for each part of
 /// the tokens.
@@ -215,4 +216,51 @@ fn several_sequences_survive_a_change() {
     let full = layout.largest_bytes();
     let half = layout.least_bytes().midpoint(full);
     assert_eq!(run([full, half]), run([full, full]));
+}
+
+#[test]
+fn the_tap_changes_no_choice_and_its_cost_is_reported() {
+    let Some(alone) = toy("the_tap_changes_no_choice_and_its_cost_is_reported") else {
+        return;
+    };
+    let toy = alone.toy;
+    let full = toy.layout().largest_bytes();
+    let tokens = toy.tokens(64);
+    let mut plain = Session::new(&toy.model, &options(), false).expect("session");
+    plain.limit_pool(full);
+    plain.set_pool(full).expect("pool");
+    let (mut tapped, followed) = toy.followed(&options());
+    followed.link.order(full);
+    let round = |session: &mut Session<'_>| {
+        session.clear();
+        let began = Instant::now();
+        let mut all = Vec::new();
+        for token in &tokens {
+            session.decode(std::slice::from_ref(token)).expect("decode");
+            all.push(bits(session.logits()));
+        }
+        (began.elapsed().as_secs_f64() * 1e3 / 64.0, all)
+    };
+    // The first rounds compile what the device computes with.
+    let (_, without) = round(&mut plain);
+    let (_, with) = round(&mut tapped);
+    let best = |a: f64, b: f64| a.min(b);
+    let (mut plain_ms, mut tapped_ms) = (f64::INFINITY, f64::INFINITY);
+    for _ in 0..3 {
+        plain_ms = best(plain_ms, round(&mut plain).0);
+        tapped_ms = best(tapped_ms, round(&mut tapped).0);
+        tapped_ms = best(tapped_ms, round(&mut tapped).0);
+        plain_ms = best(plain_ms, round(&mut plain).0);
+    }
+    let layers = toy.map.layers().len();
+    eprintln!(
+        "a token takes {plain_ms:.3} ms without the tap and {tapped_ms:.3} ms with it, {layers} layers asked for; bits {}",
+        if with == without { "are equal" } else { "differ" }
+    );
+    let likeliest = |row: &[u32]| {
+        (0..row.len()).max_by(|&a, &b| f32::from_bits(row[a]).total_cmp(&f32::from_bits(row[b])))
+    };
+    for (a, b) in with.iter().zip(&without) {
+        assert_eq!(likeliest(a), likeliest(b));
+    }
 }

@@ -98,6 +98,7 @@ impl Plant {
             decode_counts: Some(&self.decode),
             prefill_counts: Some(&self.prefill),
             residence: &self.residence,
+            covered: None,
             held: self.held,
         }
     }

@@ -84,6 +84,7 @@ fn because(event: &Event) -> String {
         Reason::Shrink => "the budget for pins fell",
         Reason::LockAll => "everything fits",
         Reason::Recent => "it was used recently",
+        Reason::InVram => "it is stable in VRAM",
     };
     format!(
         "at {:.1} s, because {rule} ({}, score {:.3})",

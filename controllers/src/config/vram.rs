@@ -84,7 +84,7 @@ impl Default for VramConfig {
             half_life_tokens: 1024.0,
             mix_filter_s: 30.0,
             cover_tokens: 256.0,
-            retry_s: 60.0,
+            retry_s: 10.0,
             retry_max_s: 3600.0,
         }
     }

@@ -1,8 +1,9 @@
 //! The miss-ratio curve: what pools of other sizes would do with the same batches.
 //!
-//! Stack distances give LRU's curve, and the pool is no LRU: near a token cycle its probation half
-//! decides. So the curve is that of the policy itself: pools of a few sizes without weights, in
-//! proportion between them. They hold keys alone, a few bytes an expert.
+//! Stack distances give LRU's curve, and the pool is no LRU: between one and two token cycles its
+//! probation half decides, and hits come up from nothing. So the curve is that of the policy itself:
+//! pools of a few sizes without weights, most of them there, in proportion between them. They hold keys
+//! alone, a few bytes an expert.
 
 use super::layout::PoolLayout;
 use super::observe::WIDTHS;
@@ -10,9 +11,12 @@ use super::pool::{Banks, Home};
 use super::slru::Union;
 use serde::{Deserialize, Serialize};
 
-/// Sizes that are replayed, as shares of the slots that hold everything, in 48ths.
-const SHARES: [u64; 8] = [3, 5, 8, 12, 17, 23, 30, 38];
-const SHARES_OF: u64 = 48;
+/// Sizes that are replayed, in token cycles.
+const CYCLES: [f64; 6] = [1.0, 1.15, 1.3, 1.5, 1.75, 2.0];
+
+/// Beyond the last of those, so many more at equal ratios up to this share of everything.
+const WIDER: i32 = 4;
+const WIDEST_SHARE: f64 = 0.85;
 
 /// One size, with what it would have done lately.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -140,6 +144,26 @@ struct Ghost {
     lately: Lately,
 }
 
+/// Sizes to replay, as shares of everything, ascending.
+fn shares(layout: &PoolLayout) -> Vec<f64> {
+    let cached = layout
+        .layers()
+        .iter()
+        .filter(|layer| layer.device.is_some());
+    let cycle_bytes: u64 = cached
+        .map(|layer| layer.expert_bytes() * u64::from(layer.top_k))
+        .sum();
+    let cycle = cycle_bytes as f64 / layout.host_bytes().max(1) as f64;
+    let narrow = CYCLES.map(|cycles| cycles * cycle);
+    let last = narrow[CYCLES.len() - 1];
+    let wider = (1..=WIDER).map(|step| {
+        let part = f64::from(step) / f64::from(WIDER);
+        last * (WIDEST_SHARE / last).powf(part)
+    });
+    let all = narrow.into_iter().chain(wider);
+    all.filter(|share| *share <= WIDEST_SHARE).collect()
+}
+
 /// Pools of other sizes beside the engine.
 #[derive(Clone, Debug)]
 pub(super) struct Ghosts {
@@ -173,10 +197,9 @@ pub(super) struct Batch<'a> {
 impl Ghosts {
     pub fn new(layout: &PoolLayout, experts: usize, half_life_tokens: f64) -> Self {
         let (least_bytes, full_bytes) = (layout.least_bytes(), layout.full_bytes());
-        let mut ghosts: Vec<Ghost> = Vec::with_capacity(SHARES.len());
-        for share in SHARES {
-            // Halves first: 48 times a size may not fit.
-            let pool_bytes = full_bytes / SHARES_OF * share;
+        let mut ghosts: Vec<Ghost> = Vec::new();
+        for share in shares(layout) {
+            let pool_bytes = crate::num::to_bytes(full_bytes as f64 * share);
             let above = ghosts.last().map_or(least_bytes, |last| last.pool_bytes);
             if pool_bytes > above {
                 ghosts.push(Ghost {

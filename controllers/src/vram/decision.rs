@@ -130,8 +130,6 @@ pub enum VramRule {
     Start,
     /// Nothing is to be changed.
     Hold,
-    /// A change that was ordered has not been made yet.
-    Pending,
     /// Others need the memory.
     Yield,
     /// There is room for more, and it pays.
@@ -174,7 +172,6 @@ impl VramRule {
         match self {
             Self::Start => "start",
             Self::Hold => "hold",
-            Self::Pending => "pending",
             Self::Yield => "yield",
             Self::Grow => "grow",
             Self::Spare => "spare",

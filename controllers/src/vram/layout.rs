@@ -4,201 +4,15 @@
 //! the last one. A group is the layers of one device whose expert tensors are alike; each of its
 //! tensors has a *bank*, one allocation of all slots and one more.
 
+mod group;
+mod parts;
+
 use super::Arrangement;
 use crate::ids::ModelShape;
-use serde::{Deserialize, Serialize};
-
-/// Most layers, and most experts of a layer, that a layout takes.
-const MOST: usize = 1 << 16;
-
-/// One expert tensor of a layer, as far as banks care. Tensors are alike when all fields are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct TensorLayout {
-    /// ggml's number of the type of its weights.
-    pub ggml_type: u32,
-    /// Elements of a row (`ne[0]`).
-    pub columns: u64,
-    /// Rows of one expert (`ne[1]`).
-    pub rows: u64,
-    /// Bytes from one expert to the next (`nb[2]`).
-    pub expert_bytes: u64,
-}
-
-/// One MoE layer.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LayerLayout {
-    /// Number of the device that would cache it, which is the one that the layer is assigned to.
-    /// `None` when it lies outside of every card.
-    pub device: Option<usize>,
-    /// Experts of the layer.
-    pub experts: u32,
-    /// Experts routed to a token.
-    pub top_k: u32,
-    /// Its expert tensors, in the order gate_up, gate, up, down; those that it has.
-    pub tensors: Vec<TensorLayout>,
-}
-
-impl LayerLayout {
-    /// Bytes of one expert, all of its tensors.
-    #[must_use]
-    pub fn expert_bytes(&self) -> u64 {
-        self.tensors.iter().map(|tensor| tensor.expert_bytes).sum()
-    }
-
-    /// Bytes of all experts.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.expert_bytes() * u64::from(self.experts)
-    }
-}
-
-/// One card.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct DeviceLayout {
-    /// Alignment of its buffers, bytes.
-    pub alignment_bytes: u64,
-    /// Its share of the pool, relative to the others': its part of `--tensor-split`, or the bytes that
-    /// were free when the context was made. llama.cpp splits evenly where all are 0.
-    pub split: f64,
-    /// Most bytes of one bank: the device's largest buffer and, where it cannot index with 64 bits,
-    /// its `maxStorageBufferRange`, whichever is less. `None` where there is no such limit. A larger
-    /// bank ends the process inside ggml.
-    pub most_bank_bytes: Option<u64>,
-    /// Batches of at least this many tokens are computed on the device with weights copied for them,
-    /// though those lie in host memory (`op_offload`); `None` when that is off.
-    pub offload_tokens: Option<u32>,
-}
-
-/// Why a layout was refused.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum LayoutError {
-    /// No layer has a device.
-    #[error("no MoE layer is assigned to a device")]
-    NoLayers,
-    /// A layer cannot be what it says.
-    #[error(
-        "MoE layer {layer}: {experts} experts, top-{top_k}, {tensors} tensors, device {device:?} of {devices}: no usable layout"
-    )]
-    Layer {
-        /// Its number among the MoE layers.
-        layer: usize,
-        /// Experts in it.
-        experts: u32,
-        /// Experts routed to a token.
-        top_k: u32,
-        /// Expert tensors in it.
-        tensors: usize,
-        /// The device that it names.
-        device: Option<usize>,
-        /// Devices that there are.
-        devices: usize,
-    },
-    /// A device cannot be what it says.
-    #[error(
-        "device {device}: alignment of {alignment_bytes} bytes, split {split}: no usable device"
-    )]
-    Device {
-        /// Its number.
-        device: usize,
-        /// Alignment, bytes.
-        alignment_bytes: u64,
-        /// Its split.
-        split: f64,
-    },
-    /// More bytes than any machine has.
-    #[error("{bytes} bytes of experts in all")]
-    TooLarge {
-        /// Bytes of all experts.
-        bytes: u64,
-    },
-    /// llama.cpp refuses to make a context with a pool of this size.
-    #[error("a pool of {bytes} bytes cannot hold one token's experts; {least_bytes} can")]
-    TooSmall {
-        /// The size.
-        bytes: u64,
-        /// The least size that works.
-        least_bytes: u64,
-    },
-}
-
-/// Layers that share banks and slots.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Group {
-    pub device: usize,
-    pub layers: Vec<usize>,
-    pub experts: u32,
-    /// Bytes of an expert in each tensor.
-    pub tensor_bytes: Vec<u64>,
-    pub host_bytes: u64,
-}
-
-impl Group {
-    pub fn expert_bytes(&self) -> u64 {
-        self.tensor_bytes.iter().sum()
-    }
-
-    fn most_slots(&self) -> u64 {
-        self.layers.len() as u64 * u64::from(self.experts)
-    }
-
-    /// What the banks of so many slots take, bytes; one slot more is padding.
-    fn banks_bytes(&self, slots: u64, alignment_bytes: u64) -> u64 {
-        self.tensor_bytes
-            .iter()
-            .map(|&bytes| {
-                let units = bytes.saturating_mul(slots + 1).div_ceil(alignment_bytes);
-                units.saturating_mul(alignment_bytes)
-            })
-            .fold(0, u64::saturating_add)
-    }
-
-    fn largest_bank_bytes(&self, slots: u64) -> u64 {
-        let widest = self.tensor_bytes.iter().copied().max().unwrap_or(0);
-        widest.saturating_mul(slots + 1)
-    }
-
-    /// Most slots that a budget holds.
-    fn slots_in(&self, budget_bytes: u64, alignment_bytes: u64) -> u64 {
-        let fits = |slots| self.banks_bytes(slots, alignment_bytes) <= budget_bytes;
-        if !fits(1) {
-            return 0;
-        }
-        // Padding takes a little from what division gives.
-        let mut slots = (budget_bytes / self.expert_bytes())
-            .saturating_sub(1)
-            .clamp(1, self.most_slots());
-        while !fits(slots) {
-            slots -= 1;
-        }
-        slots
-    }
-}
-
-/// A group at a size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GroupPlan {
-    /// Device that has its banks.
-    pub device: usize,
-    /// Layers in it.
-    pub layers: usize,
-    /// Slots for experts, over all of its layers; 0 when the group is not cached.
-    pub slots: u32,
-    /// Experts of all of its layers.
-    pub experts: u32,
-    /// Bytes of its largest bank.
-    pub largest_bank_bytes: u64,
-    /// Bytes of all of its banks.
-    pub bytes: u64,
-}
-
-/// A pool at a size.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PoolPlan {
-    /// Its groups.
-    pub groups: Vec<GroupPlan>,
-    /// Bytes that each device allocates.
-    pub device_bytes: Vec<u64>,
-}
+pub(super) use group::Group;
+pub use group::{GroupPlan, PoolPlan};
+use parts::check_layer;
+pub use parts::{DeviceLayout, LayerLayout, LayoutError, TensorLayout};
 
 /// Layers and devices of a model, checked.
 #[derive(Clone, Debug, PartialEq)]
@@ -253,6 +67,7 @@ impl PoolLayout {
                         experts: layer.experts,
                         tensor_bytes: layer.tensors.iter().map(|t| t.expert_bytes).collect(),
                         host_bytes: 0,
+                        bound_slots: None,
                     });
                     refs.len() - 1
                 });
@@ -292,6 +107,16 @@ impl PoolLayout {
         }
         self.weights = weights(&self.devices, &self.device_host_bytes);
         self.weight_sum = self.weights.iter().sum();
+    }
+
+    /// The group that a MoE layer belongs to must have no more slots than this, which its device was
+    /// asked (ggml's `supports_op` of a bank of so many). [`Self::largest_bytes`] keeps to it.
+    pub fn bound_slots(&mut self, layer: usize, most_slots: u32) {
+        for group in &mut self.groups {
+            if group.layers.contains(&layer) {
+                group.bound_slots = Some(most_slots);
+            }
+        }
     }
 
     /// The MoE layers.
@@ -471,10 +296,10 @@ impl PoolLayout {
     }
 
     fn banks_fit(&self, plan: &PoolPlan) -> bool {
-        plan.groups.iter().all(|group| {
-            self.devices[group.device]
-                .most_bank_bytes
-                .is_none_or(|most_bytes| group.largest_bank_bytes <= most_bytes)
+        plan.groups.iter().zip(&self.groups).all(|(plan, group)| {
+            let most_bytes = self.devices[plan.device].most_bank_bytes;
+            most_bytes.is_none_or(|most| plan.largest_bank_bytes <= most)
+                && group.bound_slots.is_none_or(|most| plan.slots <= most)
         })
     }
 
@@ -519,28 +344,6 @@ impl PoolLayout {
         let bytes = failing_bytes - 1;
         if self.plan(bytes).is_ok() { bytes } else { 0 }
     }
-}
-
-fn check_layer(number: usize, layer: &LayerLayout, devices: usize) -> Result<(), LayoutError> {
-    let sizes = layer.tensors.iter().map(|tensor| tensor.expert_bytes);
-    let usable = layer.experts > 0
-        && layer.experts as usize <= MOST
-        && number < MOST
-        && (1..=layer.experts).contains(&layer.top_k)
-        && (1..=4).contains(&layer.tensors.len())
-        && sizes.clone().all(|bytes| (1..1 << 36).contains(&bytes))
-        && layer.device.is_none_or(|device| device < devices);
-    if usable {
-        return Ok(());
-    }
-    Err(LayoutError::Layer {
-        layer: number,
-        experts: layer.experts,
-        top_k: layer.top_k,
-        tensors: layer.tensors.len(),
-        device: layer.device,
-        devices,
-    })
 }
 
 /// Each device's weight in the split of a size; those without experts to cache have none.

@@ -6,13 +6,18 @@
 //! [`VramLaw`] turns what the tracker and the sensors say into an [`Arrangement`]. Two threads may own
 //! the two: all that passes between them is [`VramFigures`].
 
+mod choice;
 mod curve;
 mod decision;
 mod law;
 mod layout;
+mod mean;
+mod memory;
 mod observe;
+mod pace;
 mod pool;
 mod slru;
+mod times;
 mod tracker;
 
 pub use curve::{CurvePoint, MissCurve};

@@ -184,15 +184,15 @@ pub struct RegulationArgs {
     /// Memory to leave to other programs [default: 1GiB]
     #[arg(long, env = "HOTPIN_RESERVE", value_name = "SIZE", value_parser = size)]
     pub reserve: Option<u64>,
-    /// What is on a graphics device.
-    #[command(flatten)]
-    pub device: DeviceArgs,
     /// Time between control ticks, milliseconds
     #[arg(long, env = "HOTPIN_TICK_MS", default_value_t = 100, value_parser = clap::value_parser!(u64).range(10..=10_000))]
     pub tick_ms: u64,
     /// Settings of the control laws, TOML (docs/control.md lists them)
     #[arg(long, env = "HOTPIN_CONTROL", value_name = "FILE")]
     pub control: Option<PathBuf>,
+    /// What is on a graphics device.
+    #[command(flatten)]
+    pub device: DeviceArgs,
 }
 
 /// What regulates a session, and what it leaves behind.

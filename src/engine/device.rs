@@ -151,7 +151,7 @@ impl Device {
     pub fn largest_tensor_bytes(self, most_bytes: u64) -> Option<u64> {
         /// One slot: 1024 x 1024 bytes of 8-bit blocks have 17/16 MiB.
         const ROW: BankRow = BankRow {
-            ty: sys::GGML_TYPE_Q8_0 as u32,
+            ty: sys::GGML_TYPE_Q8_0,
             columns: 1024,
             rows: 32,
         };

@@ -13,7 +13,7 @@ export OUT     ?= out
 WASM           := wasm32-unknown-unknown
 PREFIX         ?= /usr/local
 
-.PHONY: all help setup toolchain build install dense model large tiny demo test lint wasm deny bench clean
+.PHONY: all help setup toolchain build install dense model large tiny demo test lint wasm deny bench gpu test-gpu gpu-check clean
 # The targets share one cargo folder and one machine: cargo uses all cores by itself.
 .NOTPARALLEL:
 
@@ -28,6 +28,7 @@ help:
 	@echo "make install  build, and copy the programs to $(PREFIX)/bin"
 	@echo "make large  the 5.5 GB model of the longer benchmark"
 	@echo "make bench  the longer benchmark on it"
+	@echo "make gpu    the programs with Vulkan; make test-gpu its tests, make gpu-check a table of what a card does"
 	@echo "make clean  remove $(OUT)/; the cache $(CACHE) stays"
 
 setup:
@@ -53,6 +54,22 @@ large: build dense
 
 tiny: build dense
 	@scripts/demo-model.sh "$(TINY)" "$(DENSE)" --experts 8 --top-k 2 --quant q4_0 --seed 1
+
+# Experts in a graphics card's memory: llama.cpp is built anew with Vulkan, which takes minutes. Where the
+# system's Vulkan headers are too old, newer ones are unpacked into the cache and named to the compiler.
+HEADERS        := $(CACHE)/vulkan-headers
+WITH_HEADERS    = CPATH="$$(scripts/setup-gpu.sh "$(HEADERS)")$${CPATH:+:$$CPATH}"
+
+gpu: setup
+	$(WITH_HEADERS) cargo build --release --workspace --features vulkan
+
+# Mesa's software device counts only when it is named.
+test-gpu: setup
+	$(WITH_HEADERS) GGML_VK_VISIBLE_DEVICES="$${GGML_VK_VISIBLE_DEVICES:-0}" \
+		cargo test --release --features vulkan --test gpu -- --nocapture --test-threads 1
+
+gpu-check:
+	@scripts/gpu-check.sh
 
 demo: model
 	@scripts/demo.sh "$(DEMO)"

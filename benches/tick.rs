@@ -107,6 +107,7 @@ impl Script {
             decode_counts: Some(&self.counts),
             prefill_counts: Some(&self.prefill),
             residence: &self.residence,
+            covered: None,
             held: Held {
                 pinned_bytes: self.pinned_bytes,
                 ..Held::default()

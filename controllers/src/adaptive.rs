@@ -18,6 +18,8 @@ pub struct Adaptive {
     gate: SkewGate,
     budget: PinBudget,
     targeting: Targeting,
+    /// Ranks while some experts are in VRAM, which transit need not keep; else empty.
+    beside_vram: Vec<f32>,
 }
 
 impl Adaptive {
@@ -39,9 +41,27 @@ impl Adaptive {
             gate: SkewGate::new(&config.get().pins, profile.is_some()),
             budget: PinBudget::new(&config.get().pins, &regulator.sizes),
             targeting: Targeting::new(&config.get().targeting, shape.total_experts()),
+            beside_vram: Vec::new(),
             regulator,
             config,
         })
+    }
+}
+
+impl Adaptive {
+    fn rank_beside(&mut self, covered: Option<&[bool]>) {
+        self.beside_vram.clear();
+        let Some(covered) = covered else { return };
+        let ranks = self.regulator.scores.ranks();
+        self.beside_vram.extend_from_slice(ranks);
+        for (rank, _) in self
+            .beside_vram
+            .iter_mut()
+            .zip(covered)
+            .filter(|(_, c)| **c)
+        {
+            *rank = 0.0;
+        }
     }
 }
 
@@ -71,6 +91,9 @@ impl Policy for Adaptive {
         } else {
             Fill::Paying(Reason::Fill)
         };
+        // Where everything fits, the next context's pool is filled the faster for it.
+        let covered = observation.covered.filter(|_| limit != PinLimit::Model);
+        self.rank_beside(covered);
         let input = TargetInput {
             step: now.step,
             tokens: now.tokens_total,
@@ -79,6 +102,7 @@ impl Policy for Adaptive {
             idleness: Some(self.regulator.scores.idleness()).filter(|_| limit != PinLimit::Model),
             hurry: now.hurry,
             residence: observation.residence,
+            covered,
             budget_bytes,
             miss_cost_s: now.miss_cost_s,
             read_bytes_per_s: self.config.get().value.read_bytes_per_s as f64,
@@ -106,6 +130,10 @@ impl Policy for Adaptive {
     }
 
     fn ranks(&self) -> &[f32] {
-        self.regulator.scores.ranks()
+        if self.beside_vram.is_empty() {
+            self.regulator.scores.ranks()
+        } else {
+            &self.beside_vram
+        }
     }
 }

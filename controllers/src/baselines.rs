@@ -320,6 +320,7 @@ impl Pins {
             idleness: None,
             hurry: false,
             residence: observation.residence,
+            covered: None,
             budget_bytes,
             miss_cost_s: now.miss_cost_s,
             read_bytes_per_s: self.config.get().value.read_bytes_per_s as f64,

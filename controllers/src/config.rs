@@ -5,10 +5,12 @@
 //! is refused with its name.
 
 mod check;
+mod vram;
 
 pub use check::{Checked, ConfigError};
 use documented::DocumentedFields;
 use serde::{Deserialize, Serialize};
+pub use vram::VramConfig;
 
 /// Options of the capacity law and the pinned set, as written by a user.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, DocumentedFields)]
@@ -28,6 +30,8 @@ pub struct AdaptiveConfig {
     pub targeting: TargetingConfig,
     /// Drift detection.
     pub drift: DriftConfig,
+    /// Experts in VRAM.
+    pub vram: VramConfig,
 }
 
 /// What a key of a configuration means, in the words of its field here; the key is a section, such as
@@ -45,6 +49,7 @@ pub fn meaning(key: &str) -> Option<&'static str> {
         "scores" => ScoreConfig::get_field_docs(field).ok(),
         "targeting" => TargetingConfig::get_field_docs(field).ok(),
         "drift" => DriftConfig::get_field_docs(field).ok(),
+        "vram" => VramConfig::get_field_docs(field).ok(),
         _ => None,
     }
 }

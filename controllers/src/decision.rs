@@ -100,6 +100,8 @@ pub enum Reason {
     LockAll,
     /// Recently used (policy `lru`).
     Recent,
+    /// It is stable in VRAM, and RAM is better used for another.
+    InVram,
 }
 
 /// One change of the pinned set.

@@ -26,6 +26,7 @@ mod sense;
 mod targeting;
 pub mod trace;
 mod value;
+pub mod vram;
 
 pub use adaptive::Adaptive;
 pub use config::{AdaptiveConfig, Checked, ConfigError};

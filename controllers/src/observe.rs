@@ -129,4 +129,7 @@ pub struct Observation<'a> {
     pub residence: &'a [Residence],
     /// Bytes held.
     pub held: Held,
+    /// Experts that are stable in VRAM, so that they need not be locked in RAM as well
+    /// ([`crate::vram::Tracker::covered`]); `None` where there is no such tier.
+    pub covered: Option<&'a [bool]>,
 }

@@ -9,6 +9,9 @@
 //! chance explains. Idleness within chance is no reason: an expert routed every thirtieth token is
 //! idle most of the time, and would be locked again for each of its routings. What is let go is no
 //! candidate before it is routed again, so nothing flaps at the frontier.
+//!
+//! What is stable in VRAM is no candidate, however it ranks, and is let go as soon as its room is
+//! wanted: RAM is for what the card would have to wait for.
 
 use crate::config::TargetingConfig;
 use crate::decision::{Action, Decision, Reason};
@@ -40,6 +43,8 @@ pub(crate) struct TargetInput<'a> {
     /// Drift was found a short while ago: what chance explains no longer counts.
     pub hurry: bool,
     pub residence: &'a [Residence],
+    /// Experts that need no lock, since VRAM has them.
+    pub covered: Option<&'a [bool]>,
     pub budget_bytes: u64,
     /// Seconds that a miss costs.
     pub miss_cost_s: f64,
@@ -48,6 +53,13 @@ pub(crate) struct TargetInput<'a> {
     pub fill: Fill,
     /// Reason given for experts that swaps bring in.
     pub swap_reason: Reason,
+}
+
+impl TargetInput<'_> {
+    fn covers(&self, index: usize) -> bool {
+        self.covered
+            .is_some_and(|covered| covered.get(index).copied().unwrap_or(false))
+    }
 }
 
 /// How room in the budget is used.
@@ -110,7 +122,12 @@ impl Targeting {
         let refill = self.config.churn_bytes_per_s as f64 * input.step.dt_s;
         let burst = self.config.churn_burst_bytes as f64;
         self.bucket_bytes = (self.bucket_bytes + refill).min(burst);
-        let used_bytes = self.sort_out(sizes, input);
+        let mut used_bytes = self.sort_out(sizes, input);
+        if input.covered.is_some()
+            && used_bytes.saturating_add(sizes.least_bytes) > input.budget_bytes
+        {
+            used_bytes -= self.uncover(sizes, input, out);
+        }
         if used_bytes > input.budget_bytes {
             self.shrink(sizes, input, used_bytes - input.budget_bytes, out);
             return;
@@ -130,7 +147,8 @@ impl Targeting {
         }
     }
 
-    /// Splits the experts by where they are; returns the bytes locked or ordered locked.
+    /// Splits the experts by where they are; returns the bytes locked or ordered locked. Those in VRAM
+    /// rank last, and are no candidates.
     fn sort_out(&mut self, sizes: &Sizes, input: &TargetInput<'_>) -> u64 {
         self.pinned.clear();
         self.resident.clear();
@@ -139,7 +157,12 @@ impl Targeting {
         for (index, (&rank, &per_byte)) in input.ranks.iter().zip(&sizes.per_byte).enumerate() {
             let residence = input.residence.get(index).copied().unwrap_or_default();
             let rank = rank * per_byte;
-            if residence == Residence::Pinned {
+            if input.covers(index) {
+                if residence == Residence::Pinned {
+                    used_bytes = used_bytes.saturating_add(sizes.bytes[index]);
+                    self.pinned.push(worst_key(0.0, index));
+                }
+            } else if residence == Residence::Pinned {
                 self.orders[index].pending_until_s = f64::NEG_INFINITY;
                 used_bytes = used_bytes.saturating_add(sizes.bytes[index]);
                 self.pinned.push(worst_key(rank, index));
@@ -152,6 +175,21 @@ impl Targeting {
             }
         }
         used_bytes
+    }
+
+    /// Unlocks all that is in VRAM as well. Returns the bytes.
+    fn uncover(&mut self, sizes: &Sizes, input: &TargetInput<'_>, out: &mut Decision) -> u64 {
+        let mut freed_bytes = 0u64;
+        self.pinned.retain(|&key| {
+            let index = worst_index(key);
+            let covered = input.covers(index);
+            if covered {
+                freed_bytes += sizes.bytes[index];
+                out.unpin.push(action(index, Reason::InVram, input.scores));
+            }
+            !covered
+        });
+        freed_bytes
     }
 
     /// Rank of what transit evicts next: its sixteenth-worst part, so that a single straggler says

@@ -8,10 +8,11 @@ use super::perplexity::{Chunks, Score, score_chunk};
 use super::protocol::{ChildError, ChildRequest, ChildResult, SegmentResult, Task};
 use super::roofline::{Measured, Roofline};
 use super::shaken::{Shaking, shake};
+use crate::config::args::DeviceArgs;
 use crate::engine::{EngineOptions, Model, Session, Token};
 use crate::governor::{Fill, Journal, JournalFile, OnFailure};
 use crate::model::ModelMap;
-use crate::plant::{Rig, RigOptions, Totals};
+use crate::plant::{Rig, RigOptions, Totals, VramOptions};
 use crate::profile::Profile;
 use crate::sensors::{Roots, Sample, Sensors};
 use crate::store::{DirectOptions, StoreKind};
@@ -40,6 +41,8 @@ pub struct Passed {
     pub verify: bool,
     /// Seed of random changes of capacity, where it is to change.
     pub random_capacity: Option<u64>,
+    /// What is on a graphics device.
+    pub device: DeviceArgs,
 }
 
 impl Default for Passed {
@@ -50,6 +53,7 @@ impl Default for Passed {
             tick_ms: 100,
             verify: false,
             random_capacity: None,
+            device: DeviceArgs::default(),
         }
     }
 }
@@ -91,12 +95,13 @@ fn run(request: &ChildRequest) -> Result<ChildResult> {
     let map = ModelMap::open(&request.model)?;
     let passed = passed(request)?;
     let random_capacity = passed.random_capacity;
+    let placement = passed.device.placement(&map);
     let options = rig_options(request, &map, passed)?;
     let policy = options.policy;
     let model = if policy == PolicyKind::Off || !map.is_moe() {
-        Model::load(map.path(), |_| true)
+        Model::load_placed(map.path(), placement, |_| true)
     } else {
-        Model::open(map.path(), |_| true)
+        Model::open_placed(map.path(), placement, |_| true)
     }?;
     let mut rig = Rig::assemble(&model, &map, options, &mut |_, _| {})?;
     let load_s = started.elapsed().as_secs_f64();
@@ -124,7 +129,10 @@ fn passed(request: &ChildRequest) -> Result<Passed> {
     if request.engine.is_null() {
         return Ok(Passed::default());
     }
-    serde_json::from_value(request.engine.clone()).context("engine settings of the request")
+    let passed: Passed =
+        serde_json::from_value(request.engine.clone()).context("engine settings of the request")?;
+    passed.device.check()?;
+    Ok(passed)
 }
 
 fn rig_options(request: &ChildRequest, map: &ModelMap, passed: Passed) -> Result<RigOptions> {
@@ -163,6 +171,10 @@ fn rig_options(request: &ChildRequest, map: &ModelMap, passed: Passed) -> Result
         // A run that is not regulated as it should be is no figure.
         on_failure: OnFailure::Stop,
         fill: Fill::Before,
+        vram: VramOptions {
+            size: passed.device.vram(),
+            source: None,
+        },
     })
 }
 

@@ -28,6 +28,7 @@ pub(super) fn execute(args: &BenchArgs, config: &Config) -> Result<ExitCode> {
         tick_ms: args.regulation.tick_ms,
         verify: args.regulation.verify,
         random_capacity: args.random_capacity,
+        device: args.regulation.device.clone(),
     };
     let texts = workload::built_in();
     let hooks = Hooks {

@@ -1,12 +1,12 @@
 //! What several verbs share: options into settings, loading a model, words for the user.
 
 use crate::config::Config;
-use crate::config::args::{ControlArgs, RegulationArgs};
-use crate::engine::{EngineOptions, Model};
+use crate::config::args::{ControlArgs, DeviceArgs, RegulationArgs};
+use crate::engine::{EngineOptions, Model, Placement};
 use crate::governor::{Fill, Journal, JournalFile};
 use crate::learn::{self, Learner, Learning};
 use crate::model::ModelMap;
-use crate::plant::{Rig, RigOptions};
+use crate::plant::{Rig, RigOptions, VramOptions};
 use crate::profile::Profile;
 use crate::store::DirectOptions;
 use crate::trace::Recorder;
@@ -57,6 +57,10 @@ impl ControlArgs {
                 .transpose()?,
             on_failure: self.on_failure,
             fill: Fill::Beside,
+            vram: VramOptions {
+                size: regulation.device.vram(),
+                source: None,
+            },
         };
         Ok((options, learner))
     }
@@ -93,7 +97,11 @@ pub(super) fn start_learning(
 }
 
 /// Settings of the control laws: those of the settings files, then of `--control`, then of options.
+///
+/// # Errors
+/// [`Usage`] as well for a device that this program cannot use.
 pub(super) fn control(args: &RegulationArgs, config: &Config) -> Result<AdaptiveConfig> {
+    args.device.check().map_err(|e| Usage(e.to_string()))?;
     let mut laws = config.laws().clone();
     if let Some(path) = &args.control {
         laws.add_control_file(path)?;
@@ -138,9 +146,13 @@ pub(super) fn say_report(
 
 /// Maps a model, with a progress bar on a terminal. A model whose experts a store will fetch is not
 /// read for that; `policy` off loads as llama.cpp does.
-pub(super) fn load(path: &Path, policy: PolicyKind) -> Result<(ModelMap, Model)> {
+pub(super) fn load(
+    path: &Path,
+    policy: PolicyKind,
+    device: &DeviceArgs,
+) -> Result<(ModelMap, Model)> {
     let map = ModelMap::open(path)?;
-    let model = load_watched(&map, policy, &mut |_| true)?;
+    let model = load_watched(&map, policy, device.placement(&map), &mut |_| true)?;
     Ok((map, model))
 }
 
@@ -149,6 +161,7 @@ pub(super) fn load(path: &Path, policy: PolicyKind) -> Result<(ModelMap, Model)>
 pub(super) fn load_watched(
     map: &ModelMap,
     policy: PolicyKind,
+    placement: Placement,
     watch: &mut dyn FnMut(f32) -> bool,
 ) -> Result<Model> {
     let bar = bar("loading");
@@ -162,9 +175,9 @@ pub(super) fn load_watched(
         watch(fraction)
     };
     let model = if policy == PolicyKind::Off || !map.is_moe() {
-        Model::load(map.path(), progress)
+        Model::load_placed(map.path(), placement, progress)
     } else {
-        Model::open(map.path(), progress)
+        Model::open_placed(map.path(), placement, progress)
     };
     bar.finish_and_clear();
     Ok(model?)

@@ -1,7 +1,8 @@
 //! `hotpin demo`: demo material.
 
 use super::common;
-use crate::demo::{self, ModelArgs, Options};
+use crate::demo::{self, ModelArgs, Options, ToyArgs};
+use crate::size::format_bytes;
 use anyhow::Result;
 use clap::Subcommand;
 use std::ops::ControlFlow;
@@ -13,10 +14,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(super) enum DemoVerb {
     /// Turn a dense llama-architecture GGUF into a real Mixture-of-Experts model
     Model(ModelArgs),
+    /// Make a model of random weights: it writes nonsense, and serves checks that need no network
+    Toy(ToyArgs),
 }
 
 pub(super) fn execute(verb: &DemoVerb) -> Result<ExitCode> {
-    let DemoVerb::Model(args) = verb;
+    let args = match verb {
+        DemoVerb::Model(args) => args,
+        DemoVerb::Toy(args) => {
+            let bytes = demo::build_toy(args)?;
+            common::say(&format!(
+                "{}: {}",
+                args.output.display(),
+                format_bytes(bytes)
+            ))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+    };
     let options = Options::try_from(args.clone())?;
     let stopped = stop_on_interrupt()?;
     let mut bar = demo::bar();

@@ -1,7 +1,7 @@
 //! `hotpin doctor`: checks this machine for a model.
 
 use super::common;
-use crate::doctor::{Facts, Level, Report, Space, Subject};
+use crate::doctor::{DeviceFact, Facts, Level, Report, Space, Subject};
 use crate::model::ModelMap;
 use crate::sensors::Roots;
 use crate::store::{DirectOptions, try_disk};
@@ -32,7 +32,8 @@ pub(super) fn execute(args: &DoctorArgs) -> Result<ExitCode> {
     let disk = try_disk(&map, DirectOptions::default(), DISK_TIME).map_err(|e| e.to_string());
     // Journals, traces and profiles are written where the program is started.
     let spaces = Space::at(Path::new(".")).into_iter().collect();
-    let facts = Facts::read(&Roots::default(), &subject, disk, spaces);
+    let mut facts = Facts::read(&Roots::default(), &subject, disk, spaces);
+    facts.devices = Some(DeviceFact::all());
     let report = Report::new(&subject, &facts);
     common::say_report(&report, args.json)?;
     Ok(if report.worst == Level::Fail {

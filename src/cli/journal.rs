@@ -76,8 +76,9 @@ fn summary(entries: &[Entry]) -> String {
             (ticks > 0).then(|| format!("{} on {ticks} ticks", ceiling.label()))
         })
         .collect();
+    let tier = vram_summary(entries).map_or_else(String::new, |text| format!("\n{text}"));
     format!(
-        "{:.1} s; capacity {} to {}, set by {}\n{pinned} pins, {unpinned} unpins, {} drift events, {} lock failures; at the end {} pinned, {} in transit",
+        "{:.1} s; capacity {} to {}, set by {}\n{pinned} pins, {unpinned} unpins, {} drift events, {} lock failures; at the end {} pinned, {} in transit{tier}",
         last.t_s,
         crate::size::format_bytes(least),
         crate::size::format_bytes(most),
@@ -87,6 +88,31 @@ fn summary(entries: &[Entry]) -> String {
         crate::size::format_bytes(last.pinned_bytes),
         crate::size::format_bytes(last.transit_bytes),
     )
+}
+
+/// The tier in a device's memory, where there was one.
+fn vram_summary(entries: &[Entry]) -> Option<String> {
+    let last = entries.iter().rev().find_map(|e| e.vram.as_ref())?;
+    let changes = || {
+        entries
+            .iter()
+            .filter_map(|e| e.vram.as_ref())
+            .flat_map(|v| &v.changes)
+    };
+    let refused = changes().filter(|change| change.refused.is_some()).count();
+    let hits = last.hit_ratio().map_or_else(
+        || "nothing routed".into(),
+        |ratio| format!("{:.1}% hits", ratio * 100.0),
+    );
+    Some(format!(
+        "vram: {} changes of size ({refused} refused); at the end {} ({}), rule {}, bounded by {}; {hits}, {} uploaded",
+        changes().count(),
+        crate::size::format_bytes(last.pool_bytes),
+        last.arrangement,
+        last.rule.label(),
+        last.binding.label(),
+        crate::size::format_bytes(last.uploaded_bytes),
+    ))
 }
 
 /// One line of the chart: label, colour, and its value at an entry.

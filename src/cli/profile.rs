@@ -1,7 +1,7 @@
 //! `hotpin profile`: count how often each expert is used.
 
 use super::common;
-use crate::config::args::{CONTEXT_TOKENS, EngineArgs};
+use crate::config::args::{CONTEXT_TOKENS, DeviceArgs, EngineArgs};
 use crate::engine::{Pass, RouteSink, Routed, Session};
 use crate::model::ModelMap;
 use crate::profile::Profile;
@@ -35,7 +35,7 @@ pub(super) struct ProfileArgs {
 }
 
 pub(super) fn execute(args: &ProfileArgs) -> Result<ExitCode> {
-    let (map, model) = common::load(&args.model, PolicyKind::Off)?;
+    let (map, model) = common::load(&args.model, PolicyKind::Off, &DeviceArgs::default())?;
     ensure!(
         map.is_moe(),
         "{} is a dense model: it has no experts to count",

@@ -122,7 +122,8 @@ pub(super) fn execute(args: &RunArgs, config: &Config) -> Result<ExitCode> {
     // Before the model is loaded, which may take minutes.
     let control = common::control(&args.control.regulation, config)?;
     let text = args.prompt_text()?;
-    let (map, model) = common::load(&args.model, args.control.policy)?;
+    let device = &args.control.regulation.device;
+    let (map, model) = common::load(&args.model, args.control.policy, device)?;
     let tokens = args.tokens(&model, &text)?;
     let (options, learner) =
         args.control
@@ -187,5 +188,17 @@ fn report(rig: &Rig<'_>, generation: &Generation) {
             crate::size::format_bytes(status.decision.capacity_bytes),
             status.decision.binding.label(),
         ));
+        if let Some(vram) = status.entry.and_then(|entry| entry.vram) {
+            let hits = vram.hit_ratio().map_or_else(
+                || "none routed there".into(),
+                |hit| format!("{:.1}% there when routed", hit * 100.0),
+            );
+            common::note(&format!(
+                "device: {} for experts ({}), {hits}, {} copied to it",
+                crate::size::format_bytes(vram.pool_bytes),
+                vram.rule.label(),
+                crate::size::format_bytes(vram.uploaded_bytes),
+            ));
+        }
     }
 }

@@ -6,8 +6,8 @@ use crate::config::Config;
 use crate::config::args::{
     CONTEXT_TOKENS, ControlArgs, EngineArgs, KeyArgs, KeyError, RegulationArgs, size,
 };
-use crate::engine::EngineOptions;
 use crate::engine::chat::Chat;
+use crate::engine::{EngineOptions, Placement};
 use crate::learn::{Learner, Learning};
 use crate::model::ModelMap;
 use crate::plant::{Rig, RigOptions};
@@ -197,7 +197,8 @@ pub(super) fn execute(args: &ServeArgs, invocation: &Invocation) -> Result<ExitC
         "hotpin: http://{address} answers, loading {}",
         app.name
     ));
-    let outcome = serve(&app, &map, options, learner, template.as_deref());
+    let placement = args.control.regulation.device.placement(&map);
+    let outcome = serve(&app, &map, placement, options, learner, template.as_deref());
     http.stop();
     outcome?;
     Ok(ExitCode::SUCCESS)
@@ -207,11 +208,12 @@ pub(super) fn execute(args: &ServeArgs, invocation: &Invocation) -> Result<ExitC
 fn serve(
     app: &Arc<App>,
     map: &ModelMap,
+    placement: Placement,
     options: RigOptions,
     learner: Option<Learner>,
     template: Option<&str>,
 ) -> Result<()> {
-    let loaded = common::load_watched(map, options.policy, &mut |fraction| {
+    let loaded = common::load_watched(map, options.policy, placement, &mut |fraction| {
         app.enter(Phase::Loading {
             step: "loading",
             fraction,

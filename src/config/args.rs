@@ -1,11 +1,14 @@
 //! Options that several verbs share, each defined once. A heading here is a section of `hotpin.toml`.
 
-use crate::engine::{CacheType, EngineOptions, FlashAttention};
+use crate::engine::{CacheType, EngineOptions, FlashAttention, GpuLayers, Placement, gpu_backends};
 use crate::governor::OnFailure;
+use crate::model::ModelMap;
+use crate::plant::VramSize;
 use crate::size::{SizeError, parse_size, total_ram_bytes};
 use crate::store::StoreKind;
 use clap::{ArgAction, Args};
 use hotpin_controllers::PolicyKind;
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 /// Context length where nothing else is said, tokens.
@@ -65,6 +68,93 @@ impl EngineArgs {
     }
 }
 
+/// What of a model is in a graphics device's memory.
+#[derive(Debug, Clone, Default, Args, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[command(next_help_heading = "Engine")]
+pub struct DeviceArgs {
+    /// Layers whose dense weights are on the graphics device: a number, counted from the last one, or
+    /// all [default: 0; all with --vram or --gpu-experts]
+    #[arg(long, env = "HOTPIN_GPU_LAYERS", value_name = "N")]
+    pub gpu_layers: Option<GpuLayers>,
+    /// Memory of the device for experts that come and go: auto, off, or a size such as 4GiB [default:
+    /// auto with --gpu-layers]
+    #[arg(long, env = "HOTPIN_VRAM", value_name = "SIZE")]
+    pub vram: Option<VramSize>,
+    /// Layers whose experts are on the device for good: a number, counted from the last one, or all
+    #[arg(long, env = "HOTPIN_GPU_EXPERTS", value_name = "N")]
+    pub gpu_experts: Option<GpuLayers>,
+}
+
+/// Why a device cannot be used as asked.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// This program has no code for any.
+    #[error(
+        "{0}: this program was built for CPUs alone; `make gpu` builds it with Vulkan, and `cargo build --release --features cuda` with CUDA"
+    )]
+    NotBuilt(&'static str),
+    /// Experts on a device whose layers are not there.
+    #[error("{0} needs layers on the device: leave --gpu-layers out, or give a number above 0")]
+    NoLayers(&'static str),
+}
+
+impl DeviceArgs {
+    /// The option that asks for a device; `None` where none does.
+    fn asks(&self) -> Option<&'static str> {
+        let some = |layers: Option<GpuLayers>| layers.is_some_and(|n| n != GpuLayers::None);
+        if matches!(self.vram, Some(VramSize::Auto | VramSize::Bytes(_))) {
+            Some("--vram")
+        } else if some(self.gpu_experts) {
+            Some("--gpu-experts")
+        } else {
+            some(self.gpu_layers).then_some("--gpu-layers")
+        }
+    }
+
+    /// Checks that this program can do what is asked for.
+    ///
+    /// # Errors
+    /// [`DeviceError`], see there.
+    pub fn check(&self) -> Result<(), DeviceError> {
+        let Some(option) = self.asks() else {
+            return Ok(());
+        };
+        if gpu_backends().is_none() {
+            return Err(DeviceError::NotBuilt(option));
+        }
+        if self.gpu_layers == Some(GpuLayers::None) {
+            return Err(DeviceError::NoLayers(option));
+        }
+        Ok(())
+    }
+
+    /// Where a model's weights go.
+    #[must_use]
+    pub fn placement(&self, map: &ModelMap) -> Placement {
+        let layers = match self.asks() {
+            Some(_) => self.gpu_layers.unwrap_or(GpuLayers::All),
+            None => GpuLayers::None,
+        };
+        let blocks = map.layers().iter().rev().map(|layer| layer.block);
+        let experts = match self.gpu_experts.unwrap_or_default() {
+            GpuLayers::None => 0,
+            GpuLayers::Last(count) => count as usize,
+            GpuLayers::All => usize::MAX,
+        };
+        Placement::new(map, layers).with_experts(blocks.take(experts))
+    }
+
+    /// The memory for experts that come and go.
+    #[must_use]
+    pub fn vram(&self) -> VramSize {
+        if self.asks().is_none() {
+            return VramSize::Off;
+        }
+        self.vram.unwrap_or_default()
+    }
+}
+
 /// What a regulated session keeps where, and how fast it is regulated.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Control")]
@@ -100,6 +190,9 @@ pub struct RegulationArgs {
     /// Settings of the control laws, TOML (docs/control.md lists them)
     #[arg(long, env = "HOTPIN_CONTROL", value_name = "FILE")]
     pub control: Option<PathBuf>,
+    /// What is on a graphics device.
+    #[command(flatten)]
+    pub device: DeviceArgs,
 }
 
 /// What regulates a session, and what it leaves behind.

@@ -1,5 +1,6 @@
 //! What the checks are made from.
 
+use super::DeviceFact;
 use crate::files::folder_of;
 use crate::model::{Demand, ModelMap};
 use crate::sensors::{
@@ -96,6 +97,8 @@ pub struct Facts {
     pub spaces: Vec<Space>,
     /// To be left to others on the host and in a cgroup, bytes.
     pub reserves: (u64, u64),
+    /// Graphics devices, or why none can be used; `None` where nobody looked.
+    pub devices: Option<Result<Vec<DeviceFact>, String>>,
 }
 
 impl Facts {
@@ -123,6 +126,7 @@ impl Facts {
             disk,
             spaces,
             reserves: (control.host_reserve_bytes, control.cgroup_reserve_bytes),
+            devices: None,
         }
     }
 

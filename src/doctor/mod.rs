@@ -4,6 +4,7 @@
 //! verdict can be had from a recorded tree.
 #![forbid(unsafe_code)]
 
+mod device;
 mod disk;
 mod facts;
 mod locks;
@@ -11,6 +12,7 @@ mod machine;
 mod memory;
 mod remedy;
 
+pub use device::DeviceFact;
 pub use facts::{Facts, Space, Subject};
 
 use serde::Serialize;
@@ -99,6 +101,7 @@ impl Report {
         checks.extend(locks::checks(subject, facts));
         checks.extend(machine::checks(subject, facts));
         checks.extend(disk::checks(subject, facts));
+        checks.extend(device::checks(facts));
         let worst = checks.iter().map(|check| check.level).max();
         Self {
             model: subject.model.display().to_string(),

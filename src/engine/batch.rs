@@ -57,27 +57,28 @@ impl Session<'_> {
     /// state cannot be cut (recurrent ones, windows that have moved on) forgets all of them.
     pub fn keep_prefix(&mut self, sequence: u32, tokens: usize) -> usize {
         let from = u32::try_from(tokens).unwrap_or(u32::MAX);
+        let Some(context) = &mut self.context else {
+            return 0;
+        };
         if tokens > 0 {
-            let cut = self
-                .context
+            let cut = context
                 .clear_kv_cache_seq(Some(sequence), Some(from), None)
                 .unwrap_or(false);
             let first = i32::try_from(sequence)
                 .ok()
-                .map(|sequence| self.context.memory_seq_pos_min(sequence));
+                .map(|sequence| context.memory_seq_pos_min(sequence));
             if cut && first == Some(0) {
                 return tokens;
             }
         }
         // Removing a whole sequence always succeeds.
-        let _ = self.context.clear_kv_cache_seq(Some(sequence), None, None);
+        let _ = context.clear_kv_cache_seq(Some(sequence), None, None);
         0
     }
 
     /// Logits of a row of the last batch that asked for them.
     #[must_use]
     pub fn logits_of(&self, row: usize) -> &[f32] {
-        self.context
-            .get_logits_ith(i32::try_from(row).unwrap_or(i32::MAX))
+        self.logits_at(i32::try_from(row).unwrap_or(i32::MAX))
     }
 }

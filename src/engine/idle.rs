@@ -4,6 +4,7 @@
 //! multiplies by routed experts gets such a list in place of the router's choice; afterwards the
 //! choice is put back, since llama.cpp uses the same graph again.
 
+use super::tap::is_on_host;
 use super::tensors::set_indices;
 use llama_cpp_sys_4 as sys;
 use std::ptr::NonNull;
@@ -34,6 +35,11 @@ impl IdleExperts {
         let Some(chosen) = (unsafe { choice.as_ref() }) else {
             return;
         };
+        // A list of ours is none for a device; experts that are there need no reading.
+        // SAFETY: as above.
+        if unsafe { node.src[0].as_ref() }.is_some_and(|weights| !is_on_host(weights)) {
+            return;
+        }
         let (Ok(width), Ok(rows)) = (usize::try_from(chosen.ne[0]), usize::try_from(chosen.ne[1]))
         else {
             return;

@@ -1,6 +1,7 @@
 //! llama.cpp's log lines, routed to `tracing`; the last warnings are kept for error messages.
 
 use llama_cpp_sys_4 as sys;
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::{Mutex, Once};
@@ -10,6 +11,27 @@ const KEPT_LINES: usize = 8;
 
 static RECENT: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
 static INSTALL: Once = Once::new();
+
+thread_local! {
+    /// Lines that this thread's calls cause, while somebody listens.
+    static HEARD: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
+}
+
+/// Runs `call`, and returns every line that llama.cpp logged on this thread meanwhile as well.
+pub(super) fn listen<T>(call: impl FnOnce() -> T) -> (T, Vec<String>) {
+    struct Deaf;
+    impl Drop for Deaf {
+        fn drop(&mut self) {
+            HEARD.set(None);
+        }
+    }
+    HEARD.set(Some(Vec::new()));
+    let deaf = Deaf;
+    let result = call();
+    let heard = HEARD.take().unwrap_or_default();
+    drop(deaf);
+    (result, heard)
+}
 
 /// Sends llama.cpp's log to `tracing` from now on.
 pub(super) fn install() {
@@ -54,6 +76,13 @@ unsafe extern "C" fn forward(level: sys::ggml_log_level, text: *const c_char, _:
         return;
     }
     // An unwind must not cross the C++ frames above us.
+    let _ = std::panic::catch_unwind(|| {
+        HEARD.with_borrow_mut(|heard| {
+            if let Some(heard) = heard {
+                heard.push(line.to_owned());
+            }
+        });
+    });
     let _ = std::panic::catch_unwind(|| match level {
         sys::GGML_LOG_LEVEL_ERROR => {
             keep(line);

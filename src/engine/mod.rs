@@ -7,6 +7,7 @@ mod arena;
 mod batch;
 pub mod capture;
 pub mod chat;
+mod device;
 pub mod gguf_write;
 mod idle;
 mod log;
@@ -15,7 +16,9 @@ mod lost_page;
 mod mapping;
 mod model;
 mod options;
+mod placement;
 mod poison;
+mod pool;
 pub mod quantize;
 mod sampler;
 mod session;
@@ -27,11 +30,14 @@ mod trail;
 
 pub use arena::{ArenaUse, ExpertArena, Window};
 pub use batch::Row;
+pub use device::{BankRow, Device, Link, MemorySource, gpu_backends};
 pub use lookahead::Guess;
 pub use lost_page::end_on_lost_page;
 pub use model::{Model, Token};
 pub use options::{CacheType, EngineOptions, FlashAttention, Poll};
+pub use placement::{GpuLayers, NoSuchLayers, Placement};
 pub use poison::Poison;
+pub use pool::{PoolCount, PoolSlots, PoolTotals, Repooled};
 pub use sampler::{Constraint, Likelihood, Sampler, SamplerOptions, likelihoods};
 pub use session::Session;
 pub use tap::{ExpertOp, ExpertUse, Learned, Pass, RouteSink, Routed};
@@ -99,6 +105,14 @@ pub enum EngineError {
     /// The expert tensors that the graph uses are not the ones of the model map.
     #[error("the graph's expert tensors do not match the model file: {0}")]
     Unmapped(String),
+    /// There is no graphics device to use.
+    #[error("no graphics device: {0}")]
+    NoDevice(String),
+    /// The context was given up while its pool was changed, and no other could be created.
+    #[error(
+        "the context could not be created again after its pool in the device's memory was changed: {0}"
+    )]
+    Lost(String),
     /// The thread pool could not be made.
     #[error("a pool of {threads} threads could not be made")]
     Threads {

@@ -1,7 +1,7 @@
 //! A loaded model: weights mapped from the file, vocabulary and chat template.
 
 use super::chat::{Chat, ChatRequest};
-use super::{EngineError, log, mapping};
+use super::{Device, EngineError, Placement, log, mapping};
 use llama_cpp_4::llama_backend::LlamaBackend;
 use llama_cpp_4::model::{AddBos, LlamaModel, Special};
 use llama_cpp_4::token::LlamaToken;
@@ -32,6 +32,8 @@ pub(super) fn backend() -> &'static LlamaBackend {
 #[derive(Debug)]
 pub struct Model {
     pub(super) inner: LlamaModel,
+    placement: Placement,
+    device: Option<Device>,
 }
 
 impl Model {
@@ -41,7 +43,19 @@ impl Model {
     /// # Errors
     /// As [`Self::load`].
     pub fn open(path: &Path, progress: impl FnMut(f32) -> bool) -> Result<Self, EngineError> {
-        mapping::on_demand(|| Self::load(path, progress))
+        Self::open_placed(path, Placement::default(), progress)
+    }
+
+    /// The same with some weights on a device, which are read for that.
+    ///
+    /// # Errors
+    /// As [`Self::load_placed`].
+    pub fn open_placed(
+        path: &Path,
+        placement: Placement,
+        progress: impl FnMut(f32) -> bool,
+    ) -> Result<Self, EngineError> {
+        mapping::on_demand(|| Self::load_placed(path, placement, progress))
     }
 
     /// Maps and loads a model, without weight repacking (repacked weights would leave the mapping).
@@ -51,8 +65,21 @@ impl Model {
     ///
     /// # Errors
     /// [`EngineError::Load`] with llama.cpp's last words.
-    pub fn load(path: &Path, mut progress: impl FnMut(f32) -> bool) -> Result<Self, EngineError> {
+    pub fn load(path: &Path, progress: impl FnMut(f32) -> bool) -> Result<Self, EngineError> {
+        Self::load_placed(path, Placement::default(), progress)
+    }
+
+    /// The same with some weights on the first graphics device. Without any, no device is used.
+    ///
+    /// # Errors
+    /// [`EngineError::NoDevice`] before anything is read, or as [`Self::load`].
+    pub fn load_placed(
+        path: &Path,
+        placement: Placement,
+        mut progress: impl FnMut(f32) -> bool,
+    ) -> Result<Self, EngineError> {
         let _ = backend();
+        let device = placement.uses_device().then(Device::first).transpose()?;
         log::forget();
         let fail = |detail: String| EngineError::Load {
             path: path.display().to_string(),
@@ -65,11 +92,19 @@ impl Model {
         let mut params = unsafe { sys::llama_model_default_params() };
         params.load_mode = sys::LLAMA_LOAD_MODE_MMAP;
         params.use_extra_bufts = false;
-        params.n_gpu_layers = 0;
+        params.n_gpu_layers = placement.count();
+        // llama.cpp uses every device for large batches unless it is told of none.
+        let mut devices = [
+            device.map_or(std::ptr::null_mut(), Device::as_ptr),
+            std::ptr::null_mut(),
+        ];
+        params.devices = devices.as_mut_ptr();
+        let overrides = Overrides::new(&placement, device);
+        params.tensor_buft_overrides = overrides.as_ptr();
         params.progress_callback = Some(on_progress);
         params.progress_callback_user_data = (&raw mut report).cast::<c_void>();
-        // SAFETY: `c_path` is NUL-terminated and `report` outlives the call, which is the only time
-        // at which the progress callback runs.
+        // SAFETY: `c_path` is NUL-terminated; lists of devices and overrides end with null and, like
+        // `report`, outlive the call, which is the only time at which they are read and it is run.
         let raw = unsafe { sys::llama_model_load_from_file(c_path.as_ptr(), params) };
         let raw = NonNull::new(raw).ok_or_else(|| fail(log::recent()))?;
         // SAFETY: `LlamaModel` is `repr(transparent)` over `NonNull<llama_model>` in the exactly
@@ -82,7 +117,23 @@ impl Model {
                 "this model embeds or ranks texts and does not go on with them; use llama.cpp's own embedding server for it".into(),
             ));
         }
-        Ok(Self { inner })
+        Ok(Self {
+            inner,
+            placement,
+            device,
+        })
+    }
+
+    /// What of the weights is where.
+    #[must_use]
+    pub fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// The device that some of the weights are on.
+    #[must_use]
+    pub fn device(&self) -> Option<Device> {
+        self.device
     }
 
     /// Tokens of `text`. `special` turns the vocabulary's control words into control tokens.
@@ -179,6 +230,52 @@ impl Model {
             ..ChatRequest::default()
         };
         Ok(Chat::new(self, None)?.render(self, &request)?.tokens)
+    }
+}
+
+/// A placement's patterns as llama.cpp reads them: a list that ends with an empty entry.
+struct Overrides {
+    /// What the list's patterns point to.
+    _patterns: Vec<CString>,
+    list: Vec<sys::llama_model_tensor_buft_override>,
+}
+
+impl Overrides {
+    fn new(placement: &Placement, device: Option<Device>) -> Self {
+        // SAFETY: no preconditions.
+        let host = unsafe { sys::ggml_backend_cpu_buffer_type() };
+        let there = device.map_or(host, |device| {
+            // SAFETY: a device lives as long as the process.
+            unsafe { sys::ggml_backend_dev_buffer_type(device.as_ptr()) }
+        });
+        let (patterns, kinds): (Vec<CString>, Vec<_>) = placement
+            .patterns()
+            .into_iter()
+            .filter_map(|(pattern, on_device)| {
+                let pattern = CString::new(pattern).ok()?;
+                Some((pattern, if on_device { there } else { host }))
+            })
+            .unzip();
+        let entry = |pattern, buft| sys::llama_model_tensor_buft_override { pattern, buft };
+        let mut list: Vec<_> = patterns
+            .iter()
+            .zip(kinds)
+            .map(|(pattern, kind)| entry(pattern.as_ptr(), kind))
+            .collect();
+        list.push(entry(std::ptr::null(), std::ptr::null_mut()));
+        Self {
+            _patterns: patterns,
+            list,
+        }
+    }
+
+    /// Null where nothing is overridden.
+    fn as_ptr(&self) -> *const sys::llama_model_tensor_buft_override {
+        if self.list.len() == 1 {
+            std::ptr::null()
+        } else {
+            self.list.as_ptr()
+        }
     }
 }
 

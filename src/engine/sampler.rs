@@ -140,7 +140,7 @@ impl Sampler {
         let fail = |e| EngineError::Decode(format!("sampling: {e}"));
         let token = self
             .chain
-            .try_sample(session.context(), row)
+            .try_sample(session.context()?, row)
             .map_err(fail)?;
         let Some(grammar) = &mut self.grammar else {
             return Ok(token.0);
@@ -149,7 +149,7 @@ impl Sampler {
         let token = if allows(grammar, token) {
             token
         } else {
-            let candidates = session.context().candidates_ith(row);
+            let candidates = session.context()?.candidates_ith(row);
             let mut candidates = LlamaTokenDataArray::from_iter(candidates, false);
             candidates.apply_sampler(grammar);
             candidates.apply_sampler(&mut self.chain);

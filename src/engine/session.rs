@@ -21,15 +21,29 @@ use std::time::Instant;
 /// A context over a model. Dropping it frees the context first, then what its callbacks use.
 #[derive(Debug)]
 pub struct Session<'m> {
-    pub(super) context: LlamaContext<'m>,
+    /// `None` after it was given up for another pool and none could be created again.
+    pub(super) context: Option<LlamaContext<'m>>,
+    bounds: Bounds,
+    /// Bytes of the pool of experts in the device's memory; 0 without one.
+    pub(super) pool_bytes: u64,
+    /// The largest pool that the device bears; none is made before it is known.
+    pub(super) pool_limit_bytes: u64,
     batch: LlamaBatch,
     pools: ThreadPools,
     poison: Arc<Poison>,
-    tap: Option<TapHandle>,
+    pub(super) tap: Option<TapHandle>,
     model: &'m Model,
     options: EngineOptions,
     position: usize,
-    streams: Option<bool>,
+    pub(super) streams: Option<bool>,
+}
+
+/// What a context holds, as llama.cpp made it.
+#[derive(Clone, Copy, Debug)]
+struct Bounds {
+    n_ctx: usize,
+    sequences: usize,
+    n_batch: usize,
 }
 
 /// Tokens of one batch when every row's logits are computed: they are kept until the next decode,
@@ -46,20 +60,20 @@ enum Logits {
 
 /// Owner of the tap that the context points to.
 #[derive(Debug)]
-struct TapHandle(NonNull<Tap>);
+pub(super) struct TapHandle(NonNull<Tap>);
 
 impl TapHandle {
     fn new(tap: Tap) -> Self {
         Self(NonNull::from(Box::leak(Box::new(tap))))
     }
 
-    fn get(&self) -> &Tap {
+    pub(super) fn get(&self) -> &Tap {
         // SAFETY: the pointer comes from a leaked box that only `Drop` frees, and the callback that
         // also uses it runs only inside `llama_decode`, which no caller of `get` is in.
         unsafe { self.0.as_ref() }
     }
 
-    fn get_mut(&mut self) -> &mut Tap {
+    pub(super) fn get_mut(&mut self) -> &mut Tap {
         // SAFETY: as for `get`.
         unsafe { self.0.as_mut() }
     }
@@ -86,29 +100,19 @@ impl<'m> Session<'m> {
     ) -> Result<Self, EngineError> {
         let poison = Arc::new(Poison::default());
         let tap = tapped.then(|| TapHandle::new(Tap::new(Arc::clone(&poison))));
-        let mut params = context_params(options).with_abort_callback(
-            Some(on_abort_check),
-            Arc::as_ptr(&poison).cast_mut().cast::<c_void>(),
-        );
-        if let Some(tap) = &tap {
-            params = params
-                .with_cb_eval(Some(on_node))
-                .with_cb_eval_user_data(tap.0.as_ptr().cast::<c_void>());
-        }
-        log::forget();
-        let context = model
-            .inner
-            .new_context(super::model::backend(), params)
-            .map_err(|_| EngineError::Context {
-                n_ctx: options.n_ctx,
-                n_batch: options.n_batch,
-                n_ubatch: options.n_ubatch,
-                detail: log::recent(),
-            })?;
+        let context = create(model, options, &poison, tap.as_ref(), 0)?;
+        let bounds = Bounds {
+            n_ctx: context.n_ctx_seq() as usize,
+            sequences: context.n_seq_max() as usize,
+            n_batch: context.n_batch() as usize,
+        };
         let pools = ThreadPools::new(options.threads, options.poll)?;
-        let batch = LlamaBatch::new(context.n_batch() as usize, 1);
+        let batch = LlamaBatch::new(bounds.n_batch, 1);
         let mut session = Self {
-            context,
+            context: Some(context),
+            bounds,
+            pool_bytes: 0,
+            pool_limit_bytes: 0,
             batch,
             pools,
             poison,
@@ -182,7 +186,7 @@ impl<'m> Session<'m> {
     /// expert bytes could not be had; [`EngineError::Decode`] when llama.cpp failed. After an error
     /// the context must be cleared.
     pub fn decode(&mut self, tokens: &[Token]) -> Result<(), EngineError> {
-        self.decode_in(tokens, self.context.n_batch() as usize, Logits::Last)
+        self.decode_in(tokens, self.bounds.n_batch, Logits::Last)
     }
 
     /// Decodes `tokens` so that every layer routes every one of them. [`Self::decode`] asks for the
@@ -191,7 +195,7 @@ impl<'m> Session<'m> {
     /// # Errors
     /// As [`Self::decode`].
     pub fn decode_every_row(&mut self, tokens: &[Token]) -> Result<(), EngineError> {
-        let chunk = EVERY_ROW_TOKENS.min(self.context.n_batch() as usize);
+        let chunk = EVERY_ROW_TOKENS.min(self.bounds.n_batch);
         self.decode_in(tokens, chunk, Logits::Every)
     }
 
@@ -208,7 +212,7 @@ impl<'m> Session<'m> {
         visit: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), EngineError> {
         self.check_room(tokens.len())?;
-        let batch = self.context.n_batch() as usize;
+        let batch = self.bounds.n_batch;
         for (part, tokens) in tokens.chunks(batch).enumerate() {
             let start = part * batch;
             let position = self.position;
@@ -222,7 +226,7 @@ impl<'m> Session<'m> {
             self.position += tokens.len();
             for i in (0..tokens.len()).filter(|i| start + i >= first) {
                 let row = i32::try_from(i).map_err(|e| EngineError::Decode(e.to_string()))?;
-                visit(start + i, self.context.get_logits_ith(row));
+                visit(start + i, self.context()?.get_logits_ith(row));
             }
         }
         Ok(())
@@ -288,6 +292,7 @@ impl<'m> Session<'m> {
         rows: impl Iterator<Item = Row>,
     ) -> Result<(), EngineError> {
         let fail = |e: String| EngineError::Decode(e);
+        self.follow_orders()?;
         self.batch.clear();
         let mut tokens = 0;
         for row in rows {
@@ -302,9 +307,12 @@ impl<'m> Session<'m> {
         if let Some(tap) = &mut self.tap {
             tap.get_mut().begin(pass, tokens);
         }
-        let result = self.context.decode(&mut self.batch);
+        let Some(context) = &mut self.context else {
+            return Err(lost());
+        };
+        let result = context.decode(&mut self.batch);
         // llama_decode returns with work still queued; logits and timings need it done.
-        self.context.synchronize();
+        context.synchronize();
         let decode_ns = nanos(started.elapsed());
         if let Some(tap) = &mut self.tap {
             tap.get_mut().restore();
@@ -333,29 +341,38 @@ impl<'m> Session<'m> {
     }
 
     /// Puts the pool to work that suits the coming token.
-    fn attach(&mut self, streams: bool) {
+    pub(super) fn attach(&mut self, streams: bool) {
         if self.streams == Some(streams) {
             return;
         }
         self.streams = Some(streams);
-        if let Some(pool) = self.pools.pick(streams) {
+        if let (Some(pool), Some(context)) = (self.pools.pick(streams), &mut self.context) {
             // SAFETY: the pools live as long as the session and are dropped after its context.
-            unsafe { self.context.attach_threadpool(pool.as_ptr(), pool.as_ptr()) };
+            unsafe { context.attach_threadpool(pool.as_ptr(), pool.as_ptr()) };
             if let (Some(tap), Some(raw)) = (&mut self.tap, NonNull::new(pool.as_ptr())) {
                 tap.get_mut().use_threads(raw, self.options.threads);
             }
         }
     }
 
-    /// Logits of the last decoded token, one a vocabulary entry.
+    /// Logits of the last decoded token, one a vocabulary entry; none after a decode that failed because
+    /// the context is gone.
     #[must_use]
     pub fn logits(&self) -> &[f32] {
-        self.context.get_logits_ith(self.batch.n_tokens() - 1)
+        self.logits_at(self.batch.n_tokens() - 1)
+    }
+
+    pub(super) fn logits_at(&self, row: i32) -> &[f32] {
+        self.context
+            .as_ref()
+            .map_or(&[], |context| context.get_logits_ith(row))
     }
 
     /// Empties the context.
     pub fn clear(&mut self) {
-        self.context.clear_kv_cache();
+        if let Some(context) = &mut self.context {
+            context.clear_kv_cache();
+        }
         self.position = 0;
     }
 
@@ -368,19 +385,19 @@ impl<'m> Session<'m> {
     /// Tokens that one sequence holds at most.
     #[must_use]
     pub fn n_ctx(&self) -> usize {
-        self.context.n_ctx_seq() as usize
+        self.bounds.n_ctx
     }
 
     /// Sequences that may be in the context at once.
     #[must_use]
     pub fn sequences(&self) -> usize {
-        self.context.n_seq_max() as usize
+        self.bounds.sequences
     }
 
     /// Tokens that one decode takes at most.
     #[must_use]
     pub fn n_batch(&self) -> usize {
-        self.context.n_batch() as usize
+        self.bounds.n_batch
     }
 
     /// The model.
@@ -395,13 +412,59 @@ impl<'m> Session<'m> {
         &self.options
     }
 
-    pub(super) fn context(&self) -> &LlamaContext<'m> {
-        &self.context
+    pub(super) fn context(&self) -> Result<&LlamaContext<'m>, EngineError> {
+        self.context.as_ref().ok_or_else(lost)
+    }
+
+    /// Creates the context anew, with a pool of `bytes` in the device's memory.
+    pub(super) fn create_with_pool(&self, bytes: u64) -> Result<LlamaContext<'m>, EngineError> {
+        create(
+            self.model,
+            &self.options,
+            &self.poison,
+            self.tap.as_ref(),
+            bytes,
+        )
     }
 
     pub(super) fn last_row(&self) -> i32 {
         self.batch.n_tokens() - 1
     }
+}
+
+pub(super) fn lost() -> EngineError {
+    EngineError::Lost("no decode succeeds any more".into())
+}
+
+/// Creates a context whose callbacks are the flag and the tap, which must outlive it.
+fn create<'m>(
+    model: &'m Model,
+    options: &EngineOptions,
+    poison: &Arc<Poison>,
+    tap: Option<&TapHandle>,
+    pool_bytes: u64,
+) -> Result<LlamaContext<'m>, EngineError> {
+    let mut params = context_params(options)
+        .with_moe_cache_size(usize::try_from(pool_bytes).unwrap_or(usize::MAX))
+        .with_abort_callback(
+            Some(on_abort_check),
+            Arc::as_ptr(poison).cast_mut().cast::<c_void>(),
+        );
+    if let Some(tap) = tap {
+        params = params
+            .with_cb_eval(Some(on_node))
+            .with_cb_eval_user_data(tap.0.as_ptr().cast::<c_void>());
+    }
+    log::forget();
+    model
+        .inner
+        .new_context(super::model::backend(), params)
+        .map_err(|_| EngineError::Context {
+            n_ctx: options.n_ctx,
+            n_batch: options.n_batch,
+            n_ubatch: options.n_ubatch,
+            detail: log::recent(),
+        })
 }
 
 fn context_params(options: &EngineOptions) -> LlamaContextParams {

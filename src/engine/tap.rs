@@ -5,10 +5,10 @@
 //! order of these nodes is the model's own and is recorded, never assumed. After that only the
 //! router outputs are asked for; the scheduler then runs the graph in pieces that end there.
 
-use super::Poison;
 use super::arena::{ArenaUse, ExpertArena, Rebinder};
 use super::idle::IdleExperts;
 use super::trail::Trail;
+use super::{Poison, Repooled};
 use crate::model::is_of_experts;
 use crate::time::nanos;
 use llama_cpp_sys_4 as sys;
@@ -82,6 +82,17 @@ pub trait RouteSink: Send {
 
     /// Whether the last decode had to fetch experts.
     fn streams(&self) -> bool;
+
+    /// Asked before each decode: the bytes that the pool in the device's memory is to have from now on;
+    /// `None` leaves it as it is.
+    fn pool_order(&mut self) -> Option<u64> {
+        None
+    }
+
+    /// Is told what came of an order that differed from what there was.
+    fn repooled(&mut self, outcome: &Repooled) {
+        let _ = outcome;
+    }
 }
 
 /// What a node does with expert weights.
@@ -115,7 +126,7 @@ pub struct ExpertUse {
 /// What warm-up learned about the graph.
 #[derive(Clone, Debug, Default)]
 pub struct Learned {
-    /// Every use of expert weights, in the order in which the graph uses them.
+    /// Every use of expert weights on the host, in the order in which the graph uses them.
     pub uses: Vec<ExpertUse>,
     /// Name prefix of the router outputs, up to and including the dash before the block index.
     pub router_prefix: String,
@@ -129,6 +140,9 @@ pub struct Learned {
     /// Blocks of which several nodes have the name of the router's output: which of them selects the
     /// routed experts, counted from 0, and of how many.
     pub namesakes: HashMap<u32, (usize, usize)>,
+    /// Blocks of which several nodes have that name, and it cannot be told which of them selects, since a
+    /// copy on another device does.
+    pub unclear_blocks: Vec<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,6 +169,8 @@ pub(super) struct Tap {
     due: Option<u32>,
     idle: IdleExperts,
     experts: Vec<i32>,
+    /// A router's output that was in a device's memory.
+    copied: Vec<u8>,
     batch_tokens: usize,
     watching: bool,
     pass: Pass,
@@ -186,6 +202,7 @@ impl Tap {
             due: None,
             idle: IdleExperts::default(),
             experts: Vec::new(),
+            copied: Vec::new(),
             batch_tokens: 0,
             watching: false,
             pass: Pass::Next,
@@ -209,6 +226,7 @@ impl Tap {
         self.phase = Phase::Running;
         self.learned.shared_blocks = self.trail.shared_blocks();
         self.learned.namesakes = self.trail.namesakes();
+        self.learned.unclear_blocks = self.trail.unclear_blocks();
         self.trail.clear();
         self.rebinder = arena.map(|arena| Rebinder::new(arena, &self.learned));
         if let (Some(rebinder), Some((pool, threads))) = (&mut self.rebinder, self.threads) {
@@ -278,6 +296,18 @@ impl Tap {
         }
     }
 
+    /// The pool that the sink asks for.
+    pub(super) fn pool_order(&mut self) -> Option<u64> {
+        self.sink.as_mut().and_then(|sink| sink.pool_order())
+    }
+
+    /// Tells the sink what came of its order.
+    pub(super) fn repooled(&mut self, outcome: &Repooled) {
+        if let Some(sink) = &mut self.sink {
+            sink.repooled(outcome);
+        }
+    }
+
     /// Whether the scheduler is to stop after this node.
     fn wants(&mut self, node: &mut sys::ggml_tensor) -> bool {
         match self.phase {
@@ -344,10 +374,10 @@ impl Tap {
         else {
             return None;
         };
-        let Ok(tensor) = std::str::from_utf8(name_of(weights)) else {
+        let Ok(tensor) = std::str::from_utf8(original(name_of(weights))) else {
             return None;
         };
-        let router = name_of(selection);
+        let router = original(name_of(selection));
         let dash = router.iter().rposition(|&b| b == b'-')?;
         let (prefix, block) = router.split_at(dash + 1);
         let (Ok(prefix), Some(block)) = (std::str::from_utf8(prefix), number(block)) else {
@@ -367,12 +397,16 @@ impl Tap {
         if learned.uses.iter().any(|u| u.tensor == tensor) {
             return multiplies;
         }
+        let here = is_on_host(weights);
         if learned.blocks.last() != Some(&block) {
             learned.blocks.push(block);
         }
         learned.top_k = learned
             .top_k
             .max(usize::try_from(selection.ne[0]).unwrap_or(0));
+        if !here {
+            return multiplies;
+        }
         // Biases are [n, experts], weights [n, m, experts].
         let last_dim = if op == ExpertOp::AddBias { 1 } else { 2 };
         learned.uses.push(ExpertUse {
@@ -406,14 +440,25 @@ impl Tap {
             ));
             return false;
         }
+        let mut bytes: *const u8 = node.data.cast();
+        if !is_on_host(node) {
+            // SAFETY: a scheduled node was computed, is no other tensor's view without a buffer, and
+            // the copy has all of its bytes.
+            unsafe {
+                let length = sys::ggml_nbytes(node);
+                self.copied.resize(length, 0);
+                sys::ggml_backend_tensor_get(node, self.copied.as_mut_ptr().cast(), 0, length);
+            }
+            bytes = self.copied.as_ptr();
+        }
         self.experts.clear();
         for token in 0..tokens {
             for slot in 0..top_k {
-                // SAFETY: the node was just computed on the CPU backend, whose buffers are host
-                // memory, and (slot, token) is inside its dims; strides are the tensor's own.
+                // SAFETY: the node was just computed and its bytes are in host memory, or were copied
+                // there from its first to its last; (slot, token) is inside its dims and strides are
+                // the tensor's own.
                 let id = unsafe {
-                    node.data
-                        .cast::<u8>()
+                    bytes
                         .add(token * node.nb[1] + slot * node.nb[0])
                         .cast::<i32>()
                         .read_unaligned()
@@ -455,6 +500,34 @@ impl Tap {
 pub(super) fn name_of(tensor: &sys::ggml_tensor) -> &[u8] {
     // SAFETY: ggml keeps names NUL-terminated inside the fixed array.
     unsafe { CStr::from_ptr(tensor.name.as_ptr()) }.to_bytes()
+}
+
+/// The name of the tensor that the scheduler copied to another backend: `CPU#name#0` is that of `name`.
+pub(super) fn original(name: &[u8]) -> &[u8] {
+    let copied = || {
+        let (_, rest) = split_at(name, name.iter().position(|&b| b == b'#')?);
+        let (inner, copy) = split_at(rest, rest.iter().rposition(|&b| b == b'#')?);
+        number(copy).map(|_| inner)
+    };
+    copied().unwrap_or(name)
+}
+
+/// What is before and behind the byte at `at`.
+fn split_at(name: &[u8], at: usize) -> (&[u8], &[u8]) {
+    (&name[..at], &name[at + 1..])
+}
+
+/// Whether a tensor's bytes can be read through its address.
+pub(super) fn is_on_host(tensor: &sys::ggml_tensor) -> bool {
+    // SAFETY: a scheduled tensor's buffer, or that of the tensor that it is a view of, is null or
+    // lives as long as the graph.
+    unsafe {
+        let buffer = tensor
+            .view_src
+            .as_ref()
+            .map_or(tensor.buffer, |whole| whole.buffer);
+        buffer.is_null() || sys::ggml_backend_buffer_is_host(buffer)
+    }
 }
 
 /// The number after `prefix`, if the name is exactly that.
@@ -528,7 +601,7 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::{block_of, number};
+    use super::{block_of, number, original};
 
     #[test]
     fn block_numbers_are_read_only_from_exact_names() {
@@ -540,5 +613,14 @@ mod tests {
         assert_eq!(block_of(b"ffn_moe_probs-5", prefix), None);
         assert_eq!(block_of(b"ffn_moe_topk-5", b""), None);
         assert_eq!(number(b"12345678901"), None);
+    }
+
+    #[test]
+    fn copies_have_their_originals_names() {
+        assert_eq!(original(b"CPU#ffn_moe_topk-3#0"), b"ffn_moe_topk-3");
+        assert_eq!(original(b"Vulkan0#blk.0.x.weight#1"), b"blk.0.x.weight");
+        for name in ["ffn_moe_topk-3", "#", "a#b", "a#b#c", "##"] {
+            assert_eq!(original(name.as_bytes()), name.as_bytes());
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! The graph as warm-up saw it, kept to find out what is used where.
 
-use super::tap::name_of;
+use super::tap::{name_of, original};
 use llama_cpp_sys_4 as sys;
 use std::collections::HashMap;
 
@@ -14,6 +14,8 @@ struct Seen {
     /// The block whose experts it multiplies by.
     block: Option<u32>,
     name: Box<[u8]>,
+    /// Name of the tensor that selects the experts of a multiplication.
+    choice: Option<Box<[u8]>>,
 }
 
 /// The nodes of one graph, in order.
@@ -29,12 +31,35 @@ impl Trail {
     /// Adds a node; `block` is that whose experts it multiplies by.
     pub(super) fn add(&mut self, node: &sys::ggml_tensor, block: Option<u32>) {
         let sources = node.src.iter().filter(|s| !s.is_null());
+        // SAFETY: sources of a scheduled node are null or valid for the life of the graph.
+        let choice = block.and_then(|_| unsafe { node.src[CHOICE].as_ref() });
         self.0.push(Seen {
             address: std::ptr::from_ref(node) as usize,
             sources: sources.map(|&s| s as usize).collect(),
             block,
             name: name_of(node).into(),
+            choice: choice.map(|choice| original(name_of(choice)).into()),
         });
+    }
+
+    /// Blocks whose experts are selected by a copy of one of several nodes of the same name.
+    pub(super) fn unclear_blocks(&self) -> Vec<u32> {
+        let mut unclear: Vec<u32> = self
+            .0
+            .iter()
+            .filter(|seen| {
+                let node = seen.sources.get(CHOICE);
+                let is_copy = !self.0.iter().any(|s| Some(&s.address) == node);
+                let named = self
+                    .0
+                    .iter()
+                    .filter(|s| Some(&s.name) == seen.choice.as_ref());
+                is_copy && named.count() > 1
+            })
+            .filter_map(|seen| seen.block)
+            .collect();
+        unclear.dedup();
+        unclear
     }
 
     /// Blocks whose experts are selected by one of several nodes of the same name: which one, counted
@@ -100,6 +125,7 @@ mod tests {
             sources: sources.to_vec(),
             block,
             name: Box::default(),
+            choice: None,
         };
         let mut trail = Trail(vec![
             seen(1, &[], None),
@@ -123,6 +149,7 @@ mod tests {
             sources: sources.to_vec(),
             block,
             name: name.as_bytes().into(),
+            choice: block.map(|block| format!("choice-{block}").into_bytes().into()),
         };
         let trail = Trail(vec![
             seen(1, &[], None, "choice-0"),
@@ -133,5 +160,14 @@ mod tests {
             seen(6, &[5], None, "choice-1"),
         ]);
         assert_eq!(trail.namesakes(), [(1, (1, 3))].into());
+        assert!(trail.unclear_blocks().is_empty());
+        let copied = Trail(vec![
+            seen(1, &[], None, "choice-0"),
+            seen(2, &[50, 1, 90], Some(0), "up"),
+            seen(3, &[2], None, "choice-1"),
+            seen(4, &[2], None, "choice-1"),
+            seen(5, &[51, 4, 91], Some(1), "up"),
+        ]);
+        assert_eq!(copied.unclear_blocks(), [1]);
     }
 }

@@ -3,6 +3,7 @@
 use super::act::Acted;
 use super::monitor::Page;
 use super::observe::Plant;
+use super::vram::VramEntry;
 use crate::sensors::Sample;
 use hotpin_controllers::{Action, Ceiling, Decision, ModelShape, Moment, PinLimit, Reason};
 use serde::{Deserialize, Serialize};
@@ -74,6 +75,9 @@ pub struct Entry {
     pub lost_bytes: Option<u64>,
     /// Ticks without a change that this line stands for besides its own.
     pub quiet_ticks: u32,
+    /// The tier in a device's memory, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vram: Option<VramEntry>,
 }
 
 impl Entry {
@@ -88,6 +92,7 @@ impl Entry {
         acted: &Acted,
         plant: &Plant,
         shape: &ModelShape,
+        vram: Option<VramEntry>,
     ) -> Self {
         let change = plant.change();
         let routed = change.hits + change.misses;
@@ -130,6 +135,7 @@ impl Entry {
             lock_error: acted.last_error.clone(),
             lost_bytes: acted.lost_bytes,
             quiet_ticks: 0,
+            vram,
         }
     }
 
@@ -144,6 +150,10 @@ impl Entry {
             || self.drift
             || self.lock_error.is_some()
             || self.lost_bytes.is_some()
+            || match (&self.vram, &before.vram) {
+                (Some(now), Some(before)) => now.differs(before),
+                (now, before) => now.is_some() != before.is_some(),
+            }
     }
 }
 

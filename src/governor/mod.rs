@@ -7,11 +7,13 @@ mod dense;
 mod journal;
 mod monitor;
 mod observe;
+mod vram;
 mod watchdog;
 
 pub use dense::DenseWeights;
 pub use journal::{Change, Entry, Journal, JournalError, JournalFile};
 pub use monitor::{Event, Fate, Monitor, Page, Standing};
+pub use vram::{VramChange, VramEntry, VramPart, VramPoint};
 
 use crate::plant::{Counters, Totals};
 use crate::sensors::{DegradedReason, DegradedSet, Roots, Sensors};
@@ -27,6 +29,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use vram::Vram;
 use watchdog::UnderWay;
 
 /// How long a tick may take before it counts as stuck. Ticks lock as much as a disk reads in some of
@@ -73,6 +76,8 @@ pub struct GovernorOptions {
     pub fill: Fill,
     /// How long a tick may take before it counts as stuck.
     pub stuck_after: Duration,
+    /// What of the session is in a device's memory.
+    pub vram: Option<VramPart>,
 }
 
 /// Everything the governor regulates and reads.
@@ -123,6 +128,10 @@ pub struct Status {
     pub stuck: Option<String>,
     /// What the sensors cannot tell.
     pub degraded: Vec<DegradedReason>,
+    /// Changes of the pool in the device's memory.
+    pub vram_changes: u64,
+    /// What pools of other sizes would do, smallest first.
+    pub vram_curve: Vec<VramPoint>,
 }
 
 /// What was done to an expert.
@@ -182,6 +191,7 @@ struct Loop {
     degraded: DegradedSet,
     /// What is still to be read because the first decision wanted it, best first.
     wanted: std::vec::IntoIter<ExpertId>,
+    vram: Option<Vram>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -223,6 +233,7 @@ impl Governor {
             first_stall_us: None,
             degraded: DegradedSet::default(),
             wanted: Vec::new().into_iter(),
+            vram: options.vram.clone().map(Vram::new),
             options,
             regulated,
             policy,
@@ -459,6 +470,9 @@ impl Loop {
         };
         if let Some(control) = &orders.control {
             self.policy.reconfigure(control);
+            if let Some(vram) = &mut self.vram {
+                vram.reconfigure(&control.get().vram);
+            }
         }
         if let Some(limit) = orders.limit {
             self.policy.limit_capacity(limit);
@@ -467,9 +481,15 @@ impl Loop {
         let sample = self.sensors.sample(now);
         self.note_degraded(sample.degraded);
         self.plant.read(&self.regulated);
-        let observation = self
-            .plant
-            .observation(&sample, &self.options, &self.regulated.shape);
+        let change = self.plant.change();
+        if let Some(vram) = &mut self.vram {
+            let idle = change.decode_tokens == 0 && change.prefill_tokens == 0;
+            vram.tick(now, &sample, idle);
+        }
+        let covered = self.vram.as_ref().and_then(Vram::covered);
+        let observation =
+            self.plant
+                .observation(&sample, &self.options, &self.regulated.shape, covered);
         self.policy.tick(&observation, &mut self.decision);
         if orders.paused {
             self.decision.pin.clear();
@@ -545,6 +565,7 @@ impl Loop {
             acted,
             &self.plant,
             &self.regulated.shape,
+            self.vram.as_ref().map(Vram::entry),
         );
         self.regulated.store.residence_into(&mut self.residence);
         lock(&self.shared.experts).update(
@@ -559,6 +580,10 @@ impl Loop {
         status.ticks += 1;
         status.paused = paused;
         status.entry = Some(entry);
+        if let Some(vram) = &self.vram {
+            status.vram_changes = vram.changed();
+            status.vram_curve = vram.curve();
+        }
         status.drift_events += u64::from(self.decision.drift);
         if let Some(faults) = sample.faults {
             let first = *self.first_faults.get_or_insert(faults.major);

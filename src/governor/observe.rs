@@ -57,6 +57,7 @@ impl Plant {
         sample: &Sample,
         options: &GovernorOptions,
         shape: &ModelShape,
+        covered: Option<&'a [bool]>,
     ) -> Observation<'a> {
         self.new_faults = match (sample.faults, self.faults) {
             (Some(now), Some(before)) => now.major.saturating_sub(before.major),
@@ -98,6 +99,7 @@ impl Plant {
             decode_counts: Some(&self.decode),
             prefill_counts: Some(&self.prefill),
             residence: &self.residence,
+            covered,
             held: self.held,
         }
     }

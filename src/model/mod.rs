@@ -20,7 +20,7 @@ mod values;
 
 pub use build::{MAX_BLOCKS, MAX_LAYER_EXPERTS};
 pub use error::ModelError;
-pub use experts::{MIN_SIDE_SLICE_BYTES, Role, is_of_experts};
+pub use experts::{MIN_SIDE_SLICE_BYTES, NameClass, Role, classify_name, is_of_experts};
 pub use fit::{Demand, Fit, Judgement, Memory};
 pub use gguf::FileIdentity;
 pub use inspect::Inspection;

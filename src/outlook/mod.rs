@@ -172,6 +172,7 @@ fn first_decision(
         decode_counts: None,
         prefill_counts: None,
         residence: &residence,
+        covered: None,
         held: Held::default(),
     };
     policy.tick(&observation, &mut decision);

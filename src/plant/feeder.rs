@@ -1,8 +1,8 @@
 //! Between tap and store: counts each layer's routing, fetches what it names, and measures how long
 //! the engine waited for it.
 
-use super::Counters;
-use crate::engine::{Pass, RouteSink, Routed};
+use super::{Counters, VramFeed};
+use crate::engine::{Pass, Repooled, RouteSink, Routed};
 use crate::store::{ExpertStore, StoreError};
 use crate::time::nanos;
 use crate::trace::Recorder;
@@ -42,6 +42,7 @@ pub struct Feeder {
     unseen: u32,
     missed: bool,
     recorder: Option<Recorder>,
+    vram: Option<VramFeed>,
 }
 
 impl Feeder {
@@ -74,7 +75,15 @@ impl Feeder {
             unseen: 0,
             missed: false,
             recorder,
+            vram: None,
         }
+    }
+
+    /// Follows a pool in a device's memory as well.
+    #[must_use]
+    pub fn with_vram(mut self, vram: Option<VramFeed>) -> Self {
+        self.vram = vram;
+        self
     }
 
     /// Collects the distinct experts of one layer and counts them: in a decode once for each token that
@@ -159,7 +168,8 @@ impl Feeder {
 
 impl RouteSink for Feeder {
     fn watches(&mut self, pass: Pass) -> bool {
-        let may_miss = pass == Pass::Next && self.recorder.is_none();
+        // A pool's shadow has to see what the pool sees.
+        let may_miss = pass == Pass::Next && self.recorder.is_none() && self.vram.is_none();
         if may_miss && self.unseen + 1 < SAMPLE_EVERY && self.store.is_complete() {
             self.unseen += 1;
             return false;
@@ -181,6 +191,9 @@ impl RouteSink for Feeder {
         self.collect(layer, routed).map_err(|e| e.to_string())?;
         if let Some(recorder) = &mut self.recorder {
             recorder.routed(layer, routed);
+        }
+        if let Some(vram) = &mut self.vram {
+            vram.route(layer, routed.experts, routed.tokens, &mut self.routed);
         }
         let started = Instant::now();
         let found = self.store.fetch(&self.routed).map_err(|e| e.to_string())?;
@@ -221,6 +234,9 @@ impl RouteSink for Feeder {
             recorder.end_batch();
         }
         self.counters.decoded(pass, tokens as u64, decode_ns);
+        if let Some(vram) = &mut self.vram {
+            vram.decoded(tokens, decode_ns, true);
+        }
         self.quiet_tokens = if self.missed {
             0
         } else {
@@ -235,6 +251,19 @@ impl RouteSink for Feeder {
         self.last = None;
         if let Some(recorder) = &mut self.recorder {
             recorder.abandon_batch();
+        }
+        if let Some(vram) = &mut self.vram {
+            vram.decoded(0, 0, false);
+        }
+    }
+
+    fn pool_order(&mut self) -> Option<u64> {
+        self.vram.as_ref().and_then(VramFeed::order)
+    }
+
+    fn repooled(&mut self, outcome: &Repooled) {
+        if let Some(vram) = &mut self.vram {
+            vram.repooled(outcome);
         }
     }
 

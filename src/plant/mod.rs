@@ -4,7 +4,9 @@
 mod counters;
 mod feeder;
 mod rig;
+mod vram;
 
 pub use counters::{Counters, Totals};
 pub use feeder::Feeder;
-pub use rig::{Rig, RigError, RigOptions};
+pub use rig::{Rig, RigError, RigOptions, VramOptions};
+pub use vram::{Published, VramFeed, VramLink, VramSize, dense_on_device, pool_layout};

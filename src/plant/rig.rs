@@ -1,10 +1,14 @@
 //! A session with everything that regulates it, put together in the order that is safe and taken
 //! apart in the reverse one.
 
-use super::{Counters, Feeder};
-use crate::engine::{EngineError, EngineOptions, ExpertArena, Learned, Model, Poll, Session};
+use super::{Counters, Feeder, VramFeed, VramLink, VramSize, dense_on_device, pool_layout};
+use crate::engine::{
+    Device, EngineError, EngineOptions, ExpertArena, Learned, MemorySource, Model, Placement, Poll,
+    Session,
+};
 use crate::governor::{
     DenseWeights, Fill, Governor, GovernorOptions, Journal, OnFailure, Regulated, STUCK_AFTER,
+    VramPart,
 };
 use crate::model::ModelMap;
 use crate::sensors::{Roots, Sensors, readahead_request_bytes, system_summary};
@@ -15,13 +19,15 @@ use crate::store::{
 };
 use crate::trace::{Recorder, Recording};
 use hotpin_controllers::Moment;
-use hotpin_controllers::config::AdaptiveConfig;
+use hotpin_controllers::config::{AdaptiveConfig, VramConfig};
 use hotpin_controllers::policy::{BuildError, PolicyKind, build};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Readahead request where the device does not tell what it accepts; every device accepts this.
 const UNKNOWN_DEVICE_PIECE_BYTES: usize = 128 << 10;
+/// What the link to a device is measured with, each way.
+const LINK_BYTES: usize = 64 << 20;
 
 /// What to regulate a session with.
 #[derive(Debug)]
@@ -48,6 +54,17 @@ pub struct RigOptions {
     pub on_failure: OnFailure,
     /// When the session begins. `static`, which never reads what it does not pin, begins when all is pinned.
     pub fill: Fill,
+    /// The tier in the memory of the device that the model is on, if it is on any.
+    pub vram: VramOptions,
+}
+
+/// How much of a device's memory is for experts that come and go.
+#[derive(Debug, Default)]
+pub struct VramOptions {
+    /// The memory.
+    pub size: VramSize,
+    /// Who knows how much is free; the device itself by default.
+    pub source: Option<Arc<dyn MemorySource>>,
 }
 
 /// Why a session could not be put together.
@@ -65,6 +82,27 @@ pub enum RigError {
     /// The policy.
     #[error(transparent)]
     Policy(#[from] BuildError),
+    /// Store `direct` with a model on a device.
+    #[error(
+        "--store direct: llama.cpp copies experts to the graphics device out of the model file's mapping, which store direct does not fill; use --store mapped with --gpu-layers"
+    )]
+    DirectOnDevice,
+    /// Which node selects experts is not known.
+    #[error(
+        "--gpu-layers: block {block} of this model has several nodes of the router's name, and on a device it cannot be told which of them selects the experts; run it on the CPU"
+    )]
+    UnclearRouter {
+        /// The block.
+        block: u32,
+    },
+    /// A pool of a fixed size that cannot be.
+    #[error("--vram {bytes}: {cause}")]
+    NoPool {
+        /// Bytes asked for.
+        bytes: u64,
+        /// The cause.
+        cause: String,
+    },
     /// The governor's thread.
     #[error("the governor's thread could not be started: {0}")]
     Thread(#[from] std::io::Error),
@@ -131,7 +169,10 @@ impl<'m> Rig<'m> {
         }
         let mut session = Session::new(model, &engine, tapped)?;
         session.warm_up()?;
-        if tapped && options.store != StoreKind::Mapped {
+        if options.store == StoreKind::Direct && model.device().is_some() {
+            return Err(RigError::DirectOnDevice);
+        }
+        if tapped && options.store != StoreKind::Mapped && model.device().is_none() {
             // An arena is not page cache, which would give way to buffers that grow later.
             session.touch_buffers()?;
         }
@@ -153,8 +194,96 @@ impl<'m> Rig<'m> {
         }
         if tapped {
             rig.regulate(map, options, progress)?;
+        } else if let Some(device) = model.device() {
+            rig.fix_pool(map, device, options.vram.size)?;
         }
         Ok(rig)
+    }
+
+    /// Makes a pool that nobody regulates.
+    fn fix_pool(&mut self, map: &ModelMap, device: Device, size: VramSize) -> Result<(), RigError> {
+        let VramSize::Bytes(bytes) = size else {
+            return Ok(());
+        };
+        let fail = |cause: String| RigError::NoPool { bytes, cause };
+        let layout = pool_layout(map, self.session.model().placement(), device)
+            .map_err(|e| fail(e.to_string()))?;
+        self.session.limit_pool(layout.largest_bytes());
+        layout.plan(bytes).map_err(|e| fail(e.to_string()))?;
+        match self.session.set_pool(bytes)?.refused {
+            Some(cause) => Err(fail(cause)),
+            None => Ok(()),
+        }
+    }
+
+    /// The tier in the device's memory: the engine's side of it and the governor's.
+    fn vram(&mut self, map: &ModelMap, options: &RigOptions) -> Option<(VramFeed, VramPart)> {
+        let device = self.session.model().device()?;
+        let placement = self.session.model().placement().clone();
+        let limit_bytes = match options.vram.size {
+            VramSize::Off => return None,
+            VramSize::Bytes(bytes) => Some(bytes),
+            VramSize::Auto => options.control.vram.limit_bytes,
+        };
+        let layout = match pool_layout(map, &placement, device) {
+            Ok(layout) => layout,
+            Err(error) => {
+                self.notes.push(format!(
+                    "no experts come and go in {}: {error}",
+                    device.name()
+                ));
+                return None;
+            }
+        };
+        let (least_bytes, most_bytes) = (layout.least_bytes(), layout.largest_bytes());
+        if let Some(bytes) = limit_bytes.filter(|&bytes| bytes > 0) {
+            let said = if bytes < least_bytes {
+                Some(format!(
+                    "less than a token's experts need, {}: they stay on the CPU",
+                    format_bytes(least_bytes)
+                ))
+            } else {
+                (bytes > most_bytes).then(|| {
+                    format!(
+                        "{} has room in its largest tensors for {} of it",
+                        device.name(),
+                        format_bytes(most_bytes)
+                    )
+                })
+            };
+            self.notes
+                .extend(said.map(|said| format!("--vram {}: {said}", format_bytes(bytes))));
+        }
+        self.session.limit_pool(most_bytes);
+        let link = Arc::new(VramLink::default());
+        let config = VramConfig {
+            limit_bytes,
+            // Whole layers are placed when the model is loaded.
+            allow_static: false,
+            ..options.control.vram.clone()
+        };
+        let feed = VramFeed::new(
+            layout.clone(),
+            &config,
+            map.shape().clone(),
+            Arc::clone(&link),
+        );
+        let part = VramPart {
+            link,
+            source: options
+                .vram
+                .source
+                .clone()
+                .unwrap_or_else(|| Arc::new(device)),
+            link_bytes_per_s: device
+                .measure_link(LINK_BYTES)
+                .ok()
+                .map(|link| link.upload_bytes_per_s),
+            dense_bytes: dense_on_device(map, &placement),
+            layout,
+            config,
+        };
+        Some((feed, part))
     }
 
     fn regulate(
@@ -169,18 +298,23 @@ impl<'m> Rig<'m> {
             &options.control,
             options.profile.as_deref(),
         )?;
+        let vram = self.vram(map, &options).unzip();
         let Some(learned) = self.session.learned() else {
             return Ok(());
         };
-        let layout = Layout::new(map, learned)?;
+        if let Some(&block) = learned.unclear_blocks.first() {
+            return Err(RigError::UnclearRouter { block });
+        }
+        let placement = self.session.model().placement();
+        let layout = Layout::placed(map, learned, placement)?;
         let slices_per_expert = layout
             .slices()
             .len()
             .div_ceil(map.shape().total_experts().max(1));
-        let mut dense = DenseWeights::new(map.dense_bytes(), &options.control.capacity);
+        let mut dense = DenseWeights::new(layout.dense_bytes(), &options.control.capacity);
         let now = Moment::default();
         let room = dense.fit(&Sensors::open(&Roots::default(), now).sample(now));
-        let made = make_store(map, learned, &options, room)?;
+        let made = make_store(map, learned, placement, &options, room)?;
         dense.note(&made.dense);
         let not_locked = match &made.dense {
             DenseLock::Locked(_) => None,
@@ -218,6 +352,7 @@ impl<'m> Rig<'m> {
                     PolicyKind::Off | PolicyKind::Fetch | PolicyKind::Static => Fill::Before,
                 },
                 stuck_after: STUCK_AFTER,
+                vram: vram.1,
             },
             regulated,
             policy,
@@ -230,7 +365,8 @@ impl<'m> Rig<'m> {
             map.shape().clone(),
             &blocks,
             options.recorder,
-        );
+        )
+        .with_vram(vram.0);
         self.session.route_to(Box::new(feeder), made.arena);
         self.governor = Some(governor);
         self.store = Some(store);
@@ -258,6 +394,7 @@ struct Made {
 fn make_store(
     map: &ModelMap,
     learned: &Learned,
+    placement: &Placement,
     options: &RigOptions,
     lock_dense: bool,
 ) -> Result<Made, RigError> {
@@ -271,6 +408,7 @@ fn make_store(
         .unwrap_or(UNKNOWN_DEVICE_PIECE_BYTES);
     let why = match options.store {
         StoreKind::Mapped => None,
+        StoreKind::Auto if placement.uses_device() => None,
         StoreKind::Direct => return Ok(make_direct(map, learned, direct, piece_bytes)?),
         StoreKind::Auto => match make_direct(map, learned, direct, piece_bytes) {
             Ok(mut made)
@@ -300,7 +438,7 @@ fn make_store(
         let said = format!("store mapped, since direct would not do its best here: {why}");
         (Limitation::MappedInstead, said)
     });
-    let layout = Layout::new(map, learned)?;
+    let layout = Layout::placed(map, learned, placement)?;
     #[expect(
         unsafe_code,
         reason = "only here is it known that the model outlives the store"

@@ -27,6 +27,7 @@ pub(super) fn explain(
     }
     let id = shape.id(layer_index, index);
     let standing = monitor.standing(id).ok_or_else(fail)?;
+    let last = monitor.status().entry;
     Ok(json!({
         "layer": layer_index,
         "block": ready.blocks.get(layer_index),
@@ -40,7 +41,9 @@ pub(super) fn explain(
         "pinned": standing.fate.pinned,
         "unpinned": standing.fate.unpinned,
         "evicted_s": standing.fate.evicted_s,
-        "now_s": monitor.status().entry.map(|entry| entry.t_s),
+        "now_s": last.as_ref().map(|entry| entry.t_s),
+        // The tier in a device's memory, where there is one.
+        "vram": last.and_then(|entry| entry.vram),
         "text": sentence(layer_index, index, &standing),
     }))
 }
@@ -81,6 +84,7 @@ fn because(event: &Event) -> String {
         Reason::Shrink => "the budget for pins fell",
         Reason::LockAll => "everything fits",
         Reason::Recent => "it was used recently",
+        Reason::InVram => "it is stable in VRAM",
     };
     format!(
         "at {:.1} s, because {rule} ({}, score {:.3})",

@@ -3,9 +3,10 @@
 use super::app::{App, Phase, Ready};
 use super::degraded;
 use super::stats::{Outcome, TOKEN_BOUNDS_S, seconds};
-use crate::governor::{Monitor, Status};
+use crate::governor::{Monitor, Status, VramEntry};
 use hdrhistogram::Histogram;
 use hotpin_controllers::Ceiling;
+use hotpin_controllers::vram::VramCeiling;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeCounterValue, EncodeMetric, NoLabelSet, prometheus_text,
@@ -285,6 +286,72 @@ fn governor(out: &mut Out<'_>, status: &Status) -> fmt::Result {
         "hotpin_drift_events",
         "Times that drift was detected",
         &status.drift_events,
+    )?;
+    match status.entry.as_ref().and_then(|entry| entry.vram.as_ref()) {
+        Some(tier) => vram(out, status, tier),
+        None => Ok(()),
+    }
+}
+
+/// The tier in a device's memory.
+fn vram(out: &mut Out<'_>, status: &Status, vram: &VramEntry) -> fmt::Result {
+    out.gauge(
+        "hotpin_vram_pool_bytes",
+        "Bytes of the pool of experts in the device's memory",
+        vram.pool_bytes,
+    )?;
+    out.gauge(
+        "hotpin_vram_wanted_bytes",
+        "Bytes that the law wants it to have",
+        vram.wanted_bytes,
+    )?;
+    if let Some(free_bytes) = vram.free_bytes {
+        out.gauge(
+            "hotpin_vram_free_bytes",
+            "Free memory of the device",
+            free_bytes,
+        )?;
+    }
+    out.gauges(
+        "hotpin_vram_ceiling_bytes",
+        "Upper bounds on the pool that are known",
+        VramCeiling::ALL.iter().filter_map(|ceiling| {
+            let bytes = *vram.ceilings.get(ceiling.label())?;
+            Some(("ceiling", ceiling.label(), bytes))
+        }),
+    )?;
+    out.gauges(
+        "hotpin_vram_binding_ceiling",
+        "1 for the ceiling that bounds the pool",
+        VramCeiling::ALL.iter().map(|&ceiling| {
+            let binds = u64::from(ceiling == vram.binding);
+            ("ceiling", ceiling.label(), binds)
+        }),
+    )?;
+    out.gauge(
+        "hotpin_vram_covered_experts",
+        "Experts that are stable in the device's memory",
+        vram.covered_experts,
+    )?;
+    out.counter(
+        "hotpin_vram_hits",
+        "Routed experts found in the device's memory",
+        &vram.hits,
+    )?;
+    out.counter(
+        "hotpin_vram_misses",
+        "Routed experts copied to the device",
+        &vram.misses,
+    )?;
+    out.counter(
+        "hotpin_vram_upload_bytes",
+        "Bytes of experts copied to the device",
+        &vram.uploaded_bytes,
+    )?;
+    out.counter(
+        "hotpin_vram_changes",
+        "Changes of the pool's size",
+        &status.vram_changes,
     )
 }
 

@@ -89,6 +89,14 @@ impl Queue {
         self.lock().jobs.pop_front()
     }
 
+    /// The same for `time` at most.
+    pub fn wait_for(&self, time: Duration) {
+        let inner = self.lock();
+        if inner.jobs.is_empty() && inner.end.is_none() {
+            let _ = self.wake.wait_timeout(inner, time);
+        }
+    }
+
     /// Waits until there is a job or it is time to end.
     pub fn wait(&self) {
         let mut inner = self.lock();

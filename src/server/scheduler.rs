@@ -9,11 +9,14 @@ use crate::engine::{EngineError, Row, Session};
 use crate::time::nanos;
 use crate::trace::Recording;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Part of a prompt that a used sequence must share with it to be preferred to one that was not used
 /// for longer.
 const WORTH_SHARING: usize = 10;
+
+/// Time between two looks at what a pool in a device's memory should be, while nothing is decoded.
+const IDLE_LOOK: Duration = Duration::from_millis(100);
 
 /// Owns the session for as long as the server runs.
 #[derive(Debug)]
@@ -69,11 +72,24 @@ impl<'s, 'm> Scheduler<'s, 'm> {
             self.admit();
             self.stats.set_running(self.running());
             if self.running() == 0 {
-                self.queue.wait();
+                self.rest();
                 continue;
             }
             self.decode_next();
             self.decode_prompt_part();
+        }
+    }
+
+    /// Waits for a job. Others may want memory of a device meanwhile.
+    fn rest(&mut self) {
+        if !self.session.has_pool() {
+            self.queue.wait();
+            return;
+        }
+        self.queue.wait_for(IDLE_LOOK);
+        if let Err(error) = self.session.follow_orders() {
+            // The next job is told as well.
+            tracing::error!("{error}");
         }
     }
 

@@ -7,7 +7,7 @@
 
 use super::pages::PageRange;
 use super::unchanged::Stamp;
-use crate::engine::{ExpertOp, ExpertUse, Learned};
+use crate::engine::{ExpertOp, ExpertUse, Learned, Placement};
 use crate::model::{ModelMap, Tensor, TensorKind};
 use hotpin_controllers::{ExpertId, ModelShape};
 use std::fs::File;
@@ -83,16 +83,31 @@ pub struct Layout {
     first: Vec<u32>,
     dense: Vec<(usize, usize)>,
     experts_of_tensor: Vec<(usize, usize)>,
+    /// MoE layers whose experts are in a device's memory, not here.
+    elsewhere: Vec<bool>,
     files: Vec<File>,
     stamps: Vec<Stamp>,
 }
 
 impl Layout {
-    /// Joins the model map with what warm-up learned.
+    /// Joins the model map with what warm-up learned of a model that is on the host as a whole.
     ///
     /// # Errors
     /// [`LayoutError`], see there.
     pub fn new(map: &ModelMap, learned: &Learned) -> Result<Self, LayoutError> {
+        Self::placed(map, learned, &Placement::default())
+    }
+
+    /// The same of a model that is partly in a device's memory. llama.cpp takes what it does not need
+    /// out of its mapping, at either end: nothing of that must be touched by address.
+    ///
+    /// # Errors
+    /// [`LayoutError`], see there.
+    pub fn placed(
+        map: &ModelMap,
+        learned: &Learned,
+        placement: &Placement,
+    ) -> Result<Self, LayoutError> {
         let shape = map.shape().clone();
         let bases = shard_bases(map, learned)?;
         let base_of = |shard: u32| {
@@ -131,16 +146,26 @@ impl Layout {
         let at = |shard: u32, offset: u64, len: u64| {
             bases[shard as usize].map(|b| (b.wrapping_add(to_usize(offset)), to_usize(len)))
         };
-        let dense = map
-            .dense_ranges()
+        let of_tensors = |kind: TensorKind| -> Vec<(usize, usize)> {
+            map.tensors()
+                .iter()
+                .filter(|t| t.kind == kind && placement.on_host(&t.info.name))
+                .filter_map(|t| at(t.shard, t.info.offset, t.info.bytes))
+                .collect()
+        };
+        let dense = if placement.uses_device() {
+            of_tensors(TensorKind::Dense)
+        } else {
+            map.dense_ranges()
+                .iter()
+                .filter_map(|r| at(r.shard, r.offset, r.len))
+                .collect()
+        };
+        let experts_of_tensor = of_tensors(TensorKind::Expert);
+        let elsewhere = map
+            .layers()
             .iter()
-            .filter_map(|r| at(r.shard, r.offset, r.len))
-            .collect();
-        let experts_of_tensor = map
-            .tensors()
-            .iter()
-            .filter(|t| t.kind == TensorKind::Expert)
-            .filter_map(|t| at(t.shard, t.info.offset, t.info.bytes))
+            .map(|layer| placement.experts().contains(&layer.block))
             .collect();
         let files = map
             .shards()
@@ -164,6 +189,7 @@ impl Layout {
             first,
             dense,
             experts_of_tensor,
+            elsewhere,
             files,
             stamps,
         })
@@ -191,6 +217,18 @@ impl Layout {
     #[must_use]
     pub fn dense(&self) -> &[(usize, usize)] {
         &self.dense
+    }
+
+    /// Bytes of the dense weights.
+    #[must_use]
+    pub fn dense_bytes(&self) -> u64 {
+        self.dense.iter().map(|&(_, len)| len as u64).sum()
+    }
+
+    /// Whether an expert is used from memory here, and not from a device's.
+    #[must_use]
+    pub fn is_here(&self, expert: ExpertId) -> bool {
+        !self.elsewhere[self.shape.place(expert).0]
     }
 
     /// Whole expert tensors: address and length of each.

@@ -23,6 +23,8 @@ const TRANSIT: u8 = 1;
 const PINNED: u8 = 2;
 /// The governor is reading, locking or evicting it.
 const BUSY: u8 = 3;
+/// It is used from a device's memory: nothing is done for it here.
+const ELSEWHERE: u8 = 4;
 
 /// Bounds on one readahead request. The upper one is what the kernel cuts its own work into.
 const LEAST_PIECE_BYTES: usize = 64 << 10;
@@ -84,17 +86,21 @@ impl MappedStore {
         }
         let (dense, lock) = Dense::new(&layout, piece_bytes, lock_dense);
         let experts = layout.shape().total_experts();
+        let here = || (0..experts).map(expert_id).filter(|&id| layout.is_here(id));
         let boundaries = Boundaries::new(layout.slices(), layout.dense(), dense.is_locked());
         let store = Self {
             keeper,
             piece_bytes: piece_bytes.clamp(LEAST_PIECE_BYTES, MOST_PIECE_BYTES)
                 & !(pages::page_bytes() - 1),
-            total_bytes: layout.shape().total_bytes(),
+            total_bytes: here().map(|id| layout.shape().bytes(id)).sum(),
             smallest_bytes: (0..layout.shape().layers())
                 .map(|layer| layout.shape().layer_expert_bytes(layer))
                 .min()
                 .map_or(1, |bytes| bytes.max(1)),
-            states: (0..experts).map(|_| AtomicU8::new(ABSENT)).collect(),
+            states: (0..experts)
+                .map(|index| layout.is_here(expert_id(index)))
+                .map(|here| AtomicU8::new(if here { ABSENT } else { ELSEWHERE }))
+                .collect(),
             ranks: Ranks::new(experts),
             capacity_bytes: AtomicU64::new(0),
             pinned_bytes: AtomicU64::new(0),
@@ -285,6 +291,7 @@ impl ExpertStore for MappedStore {
                     found.pinned_hits += 1;
                 }
                 TRANSIT => found.hits += 1,
+                ELSEWHERE => {}
                 _ => {
                     found.misses += 1;
                     missing.push(id);
@@ -319,7 +326,7 @@ impl ExpertStore for MappedStore {
 
     fn pin(&self, id: ExpertId) -> Result<bool, StoreError> {
         let from = self.state(id);
-        if from == PINNED || from == BUSY || !self.change(id, from, BUSY) {
+        if matches!(from, PINNED | BUSY | ELSEWHERE) || !self.change(id, from, BUSY) {
             return Ok(false);
         }
         let bytes = self.bytes(id);

@@ -215,8 +215,15 @@ fn rates(view: &View) -> String {
     let faults = totals
         .major_faults
         .map_or_else(|| "-".into(), |faults| faults.to_string());
+    let tier = view.entry.as_ref().and_then(|entry| entry.vram.as_ref());
+    let vram = tier.map_or_else(String::new, |vram| {
+        let hits = vram
+            .hit_ratio()
+            .map_or_else(|| "-".into(), |ratio| format!("{:.1}%", ratio * 100.0));
+        format!("  vram {} hits {hits}", format_bytes(vram.pool_bytes))
+    });
     format!(
-        "{:.1} tok/s  hits {hits}  stall {:.0}%  reads {read}/s  faults {faults}  drift {}",
+        "{:.1} tok/s  hits {hits}  stall {:.0}%  reads {read}/s  faults {faults}  drift {}{vram}",
         rates.tokens,
         rates.stall * 100.0,
         totals.drift_events

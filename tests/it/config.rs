@@ -254,3 +254,34 @@ fn the_usual_places_are_optional_and_init_replaces_nothing() {
     in_home(&["config", "init", "--force"]).success();
     in_home(&["config", "check"]).success();
 }
+
+#[test]
+fn devices_are_refused_by_name_where_the_program_knows_none() {
+    if hotpin::engine::gpu_backends().is_some() {
+        // `tests/gpu` has what such a program does.
+        return;
+    }
+    for (args, option) in [
+        (&["--vram", "auto"][..], "--vram"),
+        (&["--vram", "2GiB", "--gpu-layers", "all"], "--vram"),
+        (&["--gpu-layers", "3"], "--gpu-layers"),
+        (&["--gpu-experts", "all"], "--gpu-experts"),
+    ] {
+        let mut all = vec!["run", "/no/such/model.gguf", "-p", "x"];
+        all.extend(args);
+        let output = program(&all).output().expect("run");
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            said.contains(option) && said.contains("make gpu"),
+            "{args:?}: {said}"
+        );
+    }
+    // What asks for nothing is taken.
+    for args in [&["--vram", "off"][..], &["--gpu-layers", "0"]] {
+        let mut all = vec!["run", "/no/such/model.gguf", "-p", "x"];
+        all.extend(args);
+        let output = program(&all).output().expect("run");
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+    }
+}

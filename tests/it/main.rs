@@ -31,4 +31,5 @@ mod server_ended;
 mod server_safety;
 mod server_top;
 mod support;
+mod toy;
 mod zoo;

@@ -7,7 +7,7 @@ use hotpin::governor::{
     DenseWeights, Fill, Governor, GovernorOptions, Journal, OnFailure, Regulated, STUCK_AFTER,
 };
 use hotpin::model::ModelMap;
-use hotpin::plant::{Rig, RigOptions};
+use hotpin::plant::{Rig, RigOptions, VramOptions};
 use hotpin::profile::Profile;
 use hotpin::sensors::Roots;
 use hotpin::store::{DirectOptions, StoreKind};
@@ -164,6 +164,7 @@ impl Loaded {
             recorder: None,
             on_failure: OnFailure::GoOn,
             fill: Fill::Before,
+            vram: VramOptions::default(),
         }
     }
 
@@ -218,6 +219,7 @@ pub fn governor_options(tick: Duration) -> GovernorOptions {
         on_failure: OnFailure::GoOn,
         fill: Fill::Before,
         stuck_after: STUCK_AFTER,
+        vram: None,
     }
 }
 

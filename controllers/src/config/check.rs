@@ -68,14 +68,20 @@ impl AdaptiveConfig {
         self.scores.check()?;
         self.targeting.check()?;
         self.drift.check()?;
+        self.vram.check()?;
         Ok(Checked(self.clone()))
     }
 }
 
-const DAY_S: f64 = 86_400.0;
+pub(super) const DAY_S: f64 = 86_400.0;
 const MANY: f64 = 1e9;
 
-fn within(name: &'static str, value: f64, least: f64, most: f64) -> Result<(), ConfigError> {
+pub(super) fn within(
+    name: &'static str,
+    value: f64,
+    least: f64,
+    most: f64,
+) -> Result<(), ConfigError> {
     // Written so that NaN fails.
     if value >= least && value <= most {
         return Ok(());
@@ -88,11 +94,11 @@ fn within(name: &'static str, value: f64, least: f64, most: f64) -> Result<(), C
     })
 }
 
-fn bytes_within(name: &'static str, value: u64, least: u64) -> Result<(), ConfigError> {
+pub(super) fn bytes_within(name: &'static str, value: u64, least: u64) -> Result<(), ConfigError> {
     within(name, value as f64, least as f64, (1u64 << 60) as f64)
 }
 
-fn below(
+pub(super) fn below(
     smaller: (&'static str, f64),
     larger: (&'static str, f64),
     why: &'static str,

@@ -367,3 +367,89 @@ fn residence_decides_what_a_swap_costs() {
     }
     assert!(reasons.len() > 20, "{} swaps", reasons.len());
 }
+
+/// What VRAM has makes room in RAM for others, and comes back when VRAM gives it up.
+#[test]
+fn what_is_in_vram_is_not_locked_in_ram_as_well() {
+    let pinned = |plant: &Plant| -> Vec<bool> {
+        let is = |r: &hotpin_controllers::Residence| *r == hotpin_controllers::Residence::Pinned;
+        plant.residence.iter().map(is).collect()
+    };
+    let (mut plant, mut policy) = warm(Sensors::ALL);
+    let before = pinned(&plant);
+    let most = before.iter().filter(|p| **p).count();
+    // Every second of the locked experts.
+    let mut taken = false;
+    let covered: Vec<bool> = before
+        .iter()
+        .map(|&pinned| {
+            taken ^= pinned;
+            pinned && taken
+        })
+        .collect();
+    plant.covered = Some(covered.clone());
+    plant.tick(&mut policy);
+    let reasons: Vec<Reason> = plant.out.unpin.iter().map(|action| action.reason).collect();
+    assert!(reasons.contains(&Reason::InVram), "{reasons:?}");
+    plant.run(&mut policy, 30.0);
+    let during = pinned(&plant);
+    let both = during
+        .iter()
+        .zip(&covered)
+        .filter(|(p, c)| **p && **c)
+        .count();
+    assert_eq!(both, 0);
+    let held = during.iter().filter(|p| **p).count();
+    assert!(
+        held * 10 > most * 9,
+        "{held} of {most}: the room is used for others"
+    );
+    let ranks = hotpin_controllers::Policy::ranks(&policy);
+    let last = ranks
+        .iter()
+        .zip(&covered)
+        .all(|(rank, c)| !*c || *rank == 0.0);
+    assert!(last, "transit need not keep them");
+    plant.covered = None;
+    plant.run(&mut policy, 30.0);
+    let after = pinned(&plant);
+    // Of 64 experts in a layer 12 are hot; the others that were locked were so by chance.
+    let is_hot = |id: usize| (id % 64 + 64 - id / 64 * 5) % 64 < 12;
+    let hot = (0..covered.len()).filter(|&id| covered[id] && is_hot(id));
+    let (were, back) = (hot.clone().count(), hot.filter(|&id| after[id]).count());
+    assert!(
+        were > 40 && back * 10 >= were * 9,
+        "{back} of {were} are locked again"
+    );
+}
+
+/// Where there is room for all, nothing is given up.
+#[test]
+fn while_ram_holds_everything_vram_takes_no_lock_away() {
+    let mut plant = Plant::new(2 * GIB);
+    let mut policy = adaptive(&plant, &AdaptiveConfig::default());
+    plant.run(&mut policy, 20.0);
+    assert_eq!(plant.out.pin_limit, PinLimit::Model);
+    plant.covered = Some(vec![true; plant.residence.len()]);
+    plant.run(&mut policy, 5.0);
+    assert_eq!(plant.pinned_bytes(), GIB);
+    let ranks = hotpin_controllers::Policy::ranks(&policy);
+    assert!(ranks.iter().any(|rank| *rank > 0.0));
+}
+
+/// A list that covers nothing decides as none at all.
+#[test]
+fn a_card_that_holds_nothing_changes_nothing() {
+    let run = |covered: Option<Vec<bool>>| {
+        let mut plant = Plant::new(512 * MIB);
+        plant.covered = covered;
+        let mut policy = adaptive(&plant, &AdaptiveConfig::default());
+        let mut decisions = Vec::new();
+        for _ in 0..100 {
+            plant.run(&mut policy, 0.1);
+            decisions.push(plant.out.clone());
+        }
+        decisions
+    };
+    assert_eq!(run(None), run(Some(vec![false; 512])));
+}

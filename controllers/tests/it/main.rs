@@ -6,3 +6,4 @@ mod plant;
 mod properties;
 mod reconfigure;
 mod scenarios;
+mod vram;

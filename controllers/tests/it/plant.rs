@@ -94,6 +94,8 @@ pub struct Plant {
     pub lock_most: Option<u64>,
     pub counts: Vec<u32>,
     pub residence: Vec<Residence>,
+    /// Experts that VRAM has, if there is a card.
+    pub covered: Option<Vec<bool>>,
     pub engine: EngineTotals,
     pressure: Pressure,
     faults: Faults,
@@ -140,6 +142,7 @@ impl Plant {
             lock_most: None,
             counts: vec![0; experts],
             residence: vec![Residence::Absent; experts],
+            covered: None,
             engine: EngineTotals::default(),
             pressure: Pressure {
                 direct_reclaim_pages: Some(0),
@@ -278,6 +281,7 @@ impl Plant {
             decode_counts: sensors.counts.then_some(&self.counts),
             prefill_counts: None,
             residence: &self.residence,
+            covered: self.covered.as_deref(),
             held: Held {
                 pinned_bytes: pinned,
                 transit_bytes: self.bytes_in(Residence::Transit),

@@ -24,6 +24,7 @@ struct Sample {
     counts: Option<u64>,
     prefill: Option<u64>,
     residence: u64,
+    covered: Option<u64>,
     shortfall: u64,
 }
 
@@ -58,9 +59,10 @@ fn sample() -> impl Strategy<Value = Sample> {
             prop::option::of(any::<u64>()),
             any::<u64>(),
         ),
+        prop::option::of(any::<u64>()),
         prop_oneof![4 => Just(0u64), 1 => bytes()],
     )
-        .prop_map(|(a, b, c, d, shortfall)| Sample {
+        .prop_map(|(a, b, c, d, covered, shortfall)| Sample {
             now_ns: a.0,
             host: a.1,
             cgroup: a.2,
@@ -73,6 +75,7 @@ fn sample() -> impl Strategy<Value = Sample> {
             counts: d.0,
             prefill: d.1,
             residence: d.2,
+            covered,
             shortfall,
         })
 }
@@ -87,6 +90,7 @@ struct Owned {
     counts: Option<Vec<u32>>,
     prefill: Option<Vec<u32>>,
     residence: Vec<Residence>,
+    covered: Option<Vec<bool>>,
 }
 
 impl Owned {
@@ -114,6 +118,9 @@ impl Owned {
         Self {
             counts: sample.counts.map(list),
             prefill: sample.prefill.map(list),
+            covered: sample
+                .covered
+                .map(|seed| list(seed).iter().map(|count| count % 2 == 1).collect()),
             residence,
         }
     }
@@ -165,6 +172,7 @@ impl Owned {
             decode_counts: self.counts.as_deref(),
             prefill_counts: self.prefill.as_deref(),
             residence: &self.residence,
+            covered: self.covered.as_deref(),
             held: Held {
                 pinned_bytes: pinned,
                 transit_bytes: 0,

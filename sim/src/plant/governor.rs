@@ -172,6 +172,7 @@ impl<'a> Governor<'a> {
             decode_counts: Some(engine.decode_counts.as_slice()).filter(|_| engine_seen),
             prefill_counts: Some(engine.prefill_counts.as_slice()).filter(|_| engine_seen),
             residence: engine.store.residence(),
+            covered: None,
             held: Held {
                 lock_shortfall_bytes: self.shortfall_bytes,
                 ..engine.store.held()

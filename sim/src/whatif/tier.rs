@@ -21,6 +21,8 @@ pub(super) struct Tier {
     decision: Decision,
     counts: Vec<u32>,
     totals: EngineTotals,
+    /// Experts that a faster tier has for certain.
+    pub covered: Option<Vec<bool>>,
     tick_s: f64,
     next_tick_s: f64,
 }
@@ -61,6 +63,7 @@ impl Tier {
             decision: Decision::default(),
             counts: vec![0; shape.total_experts()],
             totals: EngineTotals::default(),
+            covered: None,
             tick_s: plan.tick_s,
             next_tick_s: 0.0,
         };
@@ -129,6 +132,7 @@ impl Tier {
             decode_counts: Some(&self.counts),
             prefill_counts: None,
             residence: self.store.residence(),
+            covered: self.covered.as_deref(),
             held: self.store.held(),
         };
         self.policy.tick(&observation, &mut decision);

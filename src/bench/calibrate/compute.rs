@@ -6,7 +6,7 @@ use crate::bench::measure::Passed;
 use crate::engine::{EngineOptions, Model, Poll, Session, Token};
 use crate::governor::{Fill, Journal, OnFailure};
 use crate::model::ModelMap;
-use crate::plant::{Rig, RigOptions};
+use crate::plant::{Rig, RigOptions, VramOptions};
 use crate::store::{DirectOptions, StoreKind};
 use anyhow::{Context, Result, ensure};
 use hotpin_controllers::PolicyKind;
@@ -130,6 +130,7 @@ fn direct(
         recorder: None,
         on_failure: OnFailure::default(),
         fill: Fill::Before,
+        vram: VramOptions::default(),
     };
     let Ok(mut rig) = Rig::assemble(&model, map, options, &mut |_, _| {}) else {
         return Ok(None);

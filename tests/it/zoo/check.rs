@@ -6,7 +6,7 @@ use super::weights::Random;
 use hotpin::engine::{EngineOptions, Model, Pass, RouteSink, Routed, Session};
 use hotpin::governor::{Fill, Journal, OnFailure};
 use hotpin::model::ModelMap;
-use hotpin::plant::{Rig, RigOptions};
+use hotpin::plant::{Rig, RigOptions, VramOptions};
 use hotpin::store::{DirectOptions, Layout, StoreKind};
 use hotpin_controllers::{AdaptiveConfig, ExpertId, PolicyKind};
 use std::sync::{Arc, Mutex};
@@ -167,6 +167,7 @@ fn rig_options(made: &Made, store: StoreKind) -> RigOptions {
         on_failure: OnFailure::GoOn,
         fill: Fill::Before,
         recorder: None,
+        vram: VramOptions::default(),
     }
 }
 

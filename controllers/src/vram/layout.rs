@@ -1,0 +1,372 @@
+//! What llama.cpp's expert pool would hold at a size: groups of equal layers, their slots and banks.
+//!
+//! The arithmetic is that of the pinned llama.cpp (`src/llama-moe-cache.cpp`), so that slots agree to
+//! the last one. A group is the layers of one device whose expert tensors are alike; each of its
+//! tensors has a *bank*, one allocation of all slots and one more.
+
+mod group;
+mod parts;
+
+use super::Arrangement;
+use crate::ids::ModelShape;
+pub(super) use group::Group;
+pub use group::{GroupPlan, PoolPlan};
+use parts::check_layer;
+pub use parts::{DeviceLayout, LayerLayout, LayoutError, TensorLayout};
+
+/// Layers and devices of a model, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PoolLayout {
+    layers: Vec<LayerLayout>,
+    devices: Vec<DeviceLayout>,
+    pub(super) groups: Vec<Group>,
+    /// Weight of each device in the split of a size, and the sum.
+    weights: Vec<f64>,
+    weight_sum: f64,
+    device_host_bytes: Vec<u64>,
+    most_top_k: u32,
+}
+
+impl PoolLayout {
+    /// Groups layers by device and tensors. `layers` are all MoE layers, in graph order, those without
+    /// a device too.
+    ///
+    /// # Errors
+    /// [`LayoutError`]: no layer has a device, or a layer or device is not a usable one.
+    pub fn new(layers: Vec<LayerLayout>, devices: Vec<DeviceLayout>) -> Result<Self, LayoutError> {
+        for (number, device) in devices.iter().enumerate() {
+            let usable = device.alignment_bytes > 0
+                && device.alignment_bytes <= 1 << 30
+                && device.split >= 0.0
+                && device.split.is_finite();
+            if !usable {
+                return Err(LayoutError::Device {
+                    device: number,
+                    alignment_bytes: device.alignment_bytes,
+                    split: device.split,
+                });
+            }
+        }
+        for (number, layer) in layers.iter().enumerate() {
+            check_layer(number, layer, devices.len())?;
+        }
+        let mut groups: Vec<Group> = Vec::new();
+        let mut device_host_bytes = vec![0; devices.len()];
+        let mut refs: Vec<(usize, &[TensorLayout], u32)> = Vec::new();
+        for (number, layer) in layers.iter().enumerate() {
+            let Some(device) = layer.device else { continue };
+            let key = (device, layer.tensors.as_slice(), layer.experts);
+            let at = refs
+                .iter()
+                .position(|other| *other == key)
+                .unwrap_or_else(|| {
+                    refs.push(key);
+                    groups.push(Group {
+                        device,
+                        layers: Vec::new(),
+                        experts: layer.experts,
+                        tensor_bytes: layer.tensors.iter().map(|t| t.expert_bytes).collect(),
+                        host_bytes: 0,
+                        bound_slots: None,
+                    });
+                    refs.len() - 1
+                });
+            groups[at].layers.push(number);
+            groups[at].host_bytes += layer.bytes();
+            device_host_bytes[device] += layer.bytes();
+        }
+        if groups.is_empty() {
+            return Err(LayoutError::NoLayers);
+        }
+        let bytes = layers
+            .iter()
+            .map(LayerLayout::bytes)
+            .fold(0, u64::saturating_add);
+        if bytes > ModelShape::MAX_BYTES {
+            return Err(LayoutError::TooLarge { bytes });
+        }
+        let weights = weights(&devices, &device_host_bytes);
+        Ok(Self {
+            weight_sum: weights.iter().sum(),
+            weights,
+            most_top_k: layers.iter().map(|layer| layer.top_k).max().unwrap_or(0),
+            layers,
+            devices,
+            groups,
+            device_host_bytes,
+        })
+    }
+
+    /// Takes over other splits of the devices, as when the next context is made with other bytes free;
+    /// devices without one keep theirs.
+    pub fn split(&mut self, splits: &[f64]) {
+        for (device, &split) in self.devices.iter_mut().zip(splits) {
+            if split >= 0.0 && split.is_finite() {
+                device.split = split;
+            }
+        }
+        self.weights = weights(&self.devices, &self.device_host_bytes);
+        self.weight_sum = self.weights.iter().sum();
+    }
+
+    /// The group that a MoE layer belongs to must have no more slots than this, which its device was
+    /// asked (ggml's `supports_op` of a bank of so many). [`Self::largest_bytes`] keeps to it.
+    pub fn bound_slots(&mut self, layer: usize, most_slots: u32) {
+        for group in &mut self.groups {
+            if group.layers.contains(&layer) {
+                group.bound_slots = Some(most_slots);
+            }
+        }
+    }
+
+    /// The MoE layers.
+    #[must_use]
+    pub fn layers(&self) -> &[LayerLayout] {
+        &self.layers
+    }
+
+    /// The devices.
+    #[must_use]
+    pub fn devices(&self) -> &[DeviceLayout] {
+        &self.devices
+    }
+
+    /// Experts routed to a token in the layer that routes to most.
+    #[must_use]
+    pub const fn most_top_k(&self) -> u32 {
+        self.most_top_k
+    }
+
+    /// Bytes of all experts of the layers that have a device.
+    #[must_use]
+    pub fn host_bytes(&self) -> u64 {
+        self.device_host_bytes.iter().sum()
+    }
+
+    /// Slots and banks of a pool of `pool_bytes` (`moe_cache_size`).
+    ///
+    /// # Errors
+    /// [`LayoutError::TooSmall`], where llama.cpp makes no context at all.
+    pub fn plan(&self, pool_bytes: u64) -> Result<PoolPlan, LayoutError> {
+        let plan = self.plan_any(pool_bytes);
+        if plan.groups.iter().any(|group| group.slots > 0) {
+            return Ok(plan);
+        }
+        Err(LayoutError::TooSmall {
+            bytes: pool_bytes,
+            least_bytes: self.least_bytes(),
+        })
+    }
+
+    /// The least size that every group gets slots from, so that no layer is left out.
+    #[must_use]
+    pub fn least_bytes(&self) -> u64 {
+        self.least_where(|plan| self.each(plan, |group| group.slots > 0))
+    }
+
+    /// The least size that holds every expert; more is never used.
+    #[must_use]
+    pub fn full_bytes(&self) -> u64 {
+        self.least_where(|plan| self.each(plan, |group| group.slots == group.experts))
+    }
+
+    /// The largest size, at most [`Self::full_bytes`], at which every bank is within its device's
+    /// limit; 0 when no pool is.
+    #[must_use]
+    pub fn largest_bytes(&self) -> u64 {
+        self.largest_where(|plan| self.banks_fit(plan))
+    }
+
+    /// The largest size, at most [`Self::full_bytes`], whose part fits on every device; 0 when no pool
+    /// does. `budgets` are bytes by device; `None` sets no bound.
+    #[must_use]
+    pub fn largest_within(&self, budgets: &[Option<u64>]) -> u64 {
+        self.largest_where(|plan| {
+            plan.device_bytes
+                .iter()
+                .enumerate()
+                .all(|(device, &bytes)| match budgets.get(device) {
+                    Some(Some(budget_bytes)) => bytes <= *budget_bytes,
+                    _ => true,
+                })
+        })
+    }
+
+    /// The most bytes that [`Self::static_layers`] may be given so that its layers fit on every device,
+    /// at most those of all experts. `budgets` are bytes by device; `None` sets no bound.
+    #[must_use]
+    pub fn largest_static_within(&self, budgets: &[Option<u64>]) -> u64 {
+        let bounds =
+            self.weights
+                .iter()
+                .enumerate()
+                .map(|(device, weight)| match budgets.get(device) {
+                    Some(Some(bytes)) if *weight > 0.0 => *bytes as f64 * self.weight_sum / weight,
+                    _ => f64::INFINITY,
+                });
+        let most_bytes = self.host_bytes();
+        crate::num::to_bytes(bounds.fold(f64::INFINITY, f64::min)).min(most_bytes)
+    }
+
+    /// The MoE layers whose experts lie in VRAM as a whole when `bytes` are given to that, split among
+    /// the devices as a pool would be: on each device as many as fit, from its last layer on.
+    /// Ascending.
+    #[must_use]
+    pub fn static_layers(&self, bytes: u64) -> Vec<usize> {
+        let part = |weight: &f64| bytes as f64 * weight / self.weight_sum;
+        let mut left: Vec<f64> = self.weights.iter().map(part).collect();
+        let mut chosen: Vec<usize> = Vec::new();
+        let mut closed = vec![false; self.devices.len()];
+        for (number, layer) in self.layers.iter().enumerate().rev() {
+            let Some(device) = layer.device else { continue };
+            let need = layer.bytes() as f64;
+            if closed[device] || need > left[device] {
+                closed[device] = true;
+                continue;
+            }
+            left[device] -= need;
+            chosen.push(number);
+        }
+        chosen.reverse();
+        chosen
+    }
+
+    /// Bytes that an arrangement takes on each device for experts.
+    #[must_use]
+    pub fn device_bytes(&self, arrangement: Arrangement) -> Vec<u64> {
+        match arrangement {
+            Arrangement::Cpu => vec![0; self.devices.len()],
+            Arrangement::Reload { pool_bytes } => self.plan_any(pool_bytes).device_bytes,
+            Arrangement::Static { bytes } => {
+                let mut sums = vec![0; self.devices.len()];
+                for number in self.static_layers(bytes) {
+                    let layer = &self.layers[number];
+                    if let Some(device) = layer.device {
+                        sums[device] += layer.bytes();
+                    }
+                }
+                sums
+            }
+        }
+    }
+
+    pub(super) fn plan_any(&self, pool_bytes: u64) -> PoolPlan {
+        let mut device_bytes = vec![0; self.devices.len()];
+        let groups = self.groups.iter().map(|group| {
+            let device = &self.devices[group.device];
+            // In this order upstream rounds.
+            let device_part = pool_bytes as f64 * self.weights[group.device] / self.weight_sum;
+            let part = device_part * group.host_bytes as f64;
+            let host_bytes = self.device_host_bytes[group.device] as f64;
+            let budget_bytes = crate::num::to_bytes(part / host_bytes);
+            let slots = group.slots_in(budget_bytes, device.alignment_bytes);
+            // A layer could not compute a single token with fewer.
+            let cached = slots >= u64::from(self.most_top_k);
+            let slots = if cached { slots } else { 0 };
+            let (bytes, largest_bank_bytes) = if cached {
+                (
+                    group.banks_bytes(slots, device.alignment_bytes),
+                    group.largest_bank_bytes(slots),
+                )
+            } else {
+                (0, 0)
+            };
+            device_bytes[group.device] += bytes;
+            GroupPlan {
+                device: group.device,
+                layers: group.layers.len(),
+                slots: to_slots(slots),
+                experts: to_slots(group.most_slots()),
+                largest_bank_bytes,
+                bytes,
+            }
+        });
+        let groups = groups.collect();
+        PoolPlan {
+            groups,
+            device_bytes,
+        }
+    }
+
+    /// Whether all groups of devices that get a part of a pool are so.
+    fn each(&self, plan: &PoolPlan, is_so: impl Fn(&GroupPlan) -> bool) -> bool {
+        plan.groups
+            .iter()
+            .all(|group| self.weights[group.device] <= 0.0 || is_so(group))
+    }
+
+    fn banks_fit(&self, plan: &PoolPlan) -> bool {
+        plan.groups.iter().zip(&self.groups).all(|(plan, group)| {
+            let most_bytes = self.devices[plan.device].most_bank_bytes;
+            most_bytes.is_none_or(|most| plan.largest_bank_bytes <= most)
+                && group.bound_slots.is_none_or(|most| plan.slots <= most)
+        })
+    }
+
+    /// A size at which everything has slots for certain.
+    fn more_than_full_bytes(&self) -> u64 {
+        let needs = self.groups.iter().map(|group| {
+            let alignment_bytes = self.devices[group.device].alignment_bytes;
+            let bytes = group.banks_bytes(group.most_slots(), alignment_bytes) as f64;
+            let share = self.weights[group.device] / self.weight_sum * group.host_bytes as f64
+                / self.device_host_bytes[group.device] as f64;
+            // What gets nothing cannot be filled.
+            if share > 0.0 { bytes / share } else { 0.0 }
+        });
+        let bytes = needs.fold(0.0, f64::max);
+        crate::num::to_bytes(bytes * 1.001)
+            .saturating_add(1)
+            .min(1 << 62)
+    }
+
+    /// The least size for which `holds`, which must stay true once it is.
+    fn least_where(&self, holds: impl Fn(&PoolPlan) -> bool) -> u64 {
+        let (mut below, mut above) = (0, self.more_than_full_bytes());
+        while above - below > 1 {
+            let middle = below + (above - below) / 2;
+            if holds(&self.plan_any(middle)) {
+                above = middle;
+            } else {
+                below = middle;
+            }
+        }
+        above
+    }
+
+    /// The largest size up to the full one for which `holds`, which must stay false once it is; 0 when
+    /// no group has slots then.
+    fn largest_where(&self, holds: impl Fn(&PoolPlan) -> bool) -> u64 {
+        let full_bytes = self.full_bytes();
+        if holds(&self.plan_any(full_bytes)) {
+            return full_bytes;
+        }
+        let failing_bytes = self.least_where(|plan| !holds(plan));
+        let bytes = failing_bytes - 1;
+        if self.plan(bytes).is_ok() { bytes } else { 0 }
+    }
+}
+
+/// Each device's weight in the split of a size; those without experts to cache have none.
+fn weights(devices: &[DeviceLayout], host_bytes: &[u64]) -> Vec<f64> {
+    let weigh = |even: bool| -> Vec<f64> {
+        devices
+            .iter()
+            .zip(host_bytes)
+            .map(|(device, &bytes)| match (bytes, even) {
+                (0, _) => 0.0,
+                (_, true) => 1.0,
+                (_, false) => device.split,
+            })
+            .collect()
+    };
+    let given = weigh(false);
+    if given.iter().sum::<f64>() > 0.0 {
+        given
+    } else {
+        weigh(true)
+    }
+}
+
+fn to_slots(slots: u64) -> u32 {
+    u32::try_from(slots).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,346 @@
+//! Experts in a graphics device's memory: the shadow of llama.cpp's pool, which the tap drives, and what
+//! engine and governor tell each other about it.
+
+use crate::engine::{BankRow, Device, Placement, Repooled};
+use crate::model::{ModelMap, MoeLayer, Role, TensorKind};
+use crate::size::{SizeError, parse_size};
+use hotpin_controllers::config::VramConfig;
+use hotpin_controllers::vram::{
+    Arrangement, DeviceLayout, LayerLayout, LayoutError, PoolLayout, PoolTotals, Routed,
+    TensorLayout, Tracker, VramFigures,
+};
+use hotpin_controllers::{ExpertId, ModelShape};
+use serde::{Deserialize, Serialize};
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Decodes between two copies of the shadow's figures for the governor.
+const PUBLISH_EVERY: u32 = 4;
+/// Changes that wait for the governor; older ones are forgotten.
+const MOST_CHANGES: usize = 64;
+/// No order.
+const NONE: u64 = u64::MAX;
+/// llama.cpp computes large batches on the device from so many tokens on.
+const OFFLOAD_TOKENS: u32 = 32;
+/// Share by which llama.cpp's own count of uses may differ from the shadow's, in parts per hundred.
+const AGREES_PERCENT: u64 = 1;
+
+/// Memory of a device that is for experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub enum VramSize {
+    /// What the control laws find right.
+    #[default]
+    Auto,
+    /// Exactly this much, as long as it fits.
+    Bytes(u64),
+    /// None.
+    Off,
+}
+
+impl TryFrom<String> for VramSize {
+    type Error = SizeError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<VramSize> for String {
+    fn from(size: VramSize) -> Self {
+        match size {
+            VramSize::Auto => "auto".into(),
+            VramSize::Off => "off".into(),
+            VramSize::Bytes(bytes) => bytes.to_string(),
+        }
+    }
+}
+
+impl FromStr for VramSize {
+    type Err = SizeError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "off" => Ok(Self::Off),
+            // A share would be one of a device that is not known yet.
+            size => Ok(match parse_size(size, None)? {
+                0 => Self::Off,
+                bytes => Self::Bytes(bytes),
+            }),
+        }
+    }
+}
+
+/// What engine and governor tell each other. The engine never waits for the other side.
+#[derive(Debug)]
+pub struct VramLink {
+    order_bytes: AtomicU64,
+    pool_bytes: AtomicU64,
+    published: Mutex<Published>,
+}
+
+/// What the engine's side leaves for whoever asks.
+#[derive(Debug, Default)]
+pub struct Published {
+    /// The shadow's figures.
+    pub figures: VramFigures,
+    /// Experts that are stable in the pool, by id.
+    pub covered: Vec<bool>,
+    /// What came of orders since the governor looked last.
+    pub changes: Vec<Repooled>,
+}
+
+impl Default for VramLink {
+    fn default() -> Self {
+        Self {
+            order_bytes: AtomicU64::new(NONE),
+            pool_bytes: AtomicU64::new(0),
+            published: Mutex::default(),
+        }
+    }
+}
+
+impl VramLink {
+    /// Asks for a pool of `bytes`, 0 for none, from the next decode on.
+    pub fn order(&self, bytes: u64) {
+        self.order_bytes.store(bytes, Relaxed);
+    }
+
+    /// Takes back an order that was not followed yet.
+    pub fn withdraw(&self) {
+        self.order_bytes.store(NONE, Relaxed);
+    }
+
+    /// Bytes of the pool that there is.
+    #[must_use]
+    pub fn pool_bytes(&self) -> u64 {
+        self.pool_bytes.load(Relaxed)
+    }
+
+    /// What was published last.
+    pub fn published(&self) -> MutexGuard<'_, Published> {
+        self.published
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The engine's side: the shadow, on the engine's thread.
+#[derive(Debug)]
+pub struct VramFeed {
+    tracker: Tracker,
+    link: Arc<VramLink>,
+    shape: ModelShape,
+    unpublished: u32,
+    /// What came of orders that could not be published at once.
+    waiting: Vec<Repooled>,
+    /// The context is new: its first decode compiles what the device computes with.
+    fresh: bool,
+}
+
+impl VramFeed {
+    /// A shadow of no pool yet.
+    #[must_use]
+    pub fn new(
+        layout: PoolLayout,
+        config: &VramConfig,
+        shape: ModelShape,
+        link: Arc<VramLink>,
+    ) -> Self {
+        Self {
+            tracker: Tracker::new(layout, Arrangement::Cpu, config),
+            link,
+            shape,
+            unpublished: 0,
+            waiting: Vec::new(),
+            fresh: true,
+        }
+    }
+
+    /// Takes in a layer's routing. Of its distinct experts, leaves those in `fetched` that are used from
+    /// host memory: to be copied to the device, or computed with.
+    pub fn route(&mut self, layer: usize, ids: &[i32], tokens: usize, fetched: &mut Vec<ExpertId>) {
+        // Who is there is asked before the routing changes it.
+        let shape = &self.shape;
+        let held: Vec<bool> = self.tracker.pool().map_or_else(Vec::new, |pool| {
+            fetched
+                .iter()
+                .map(|&id| pool.holds(layer, shape.place(id).1))
+                .collect()
+        });
+        if let Routed::Pooled { .. } = self.tracker.route(layer, ids, tokens) {
+            let mut held = held.into_iter();
+            fetched.retain(|_| !held.next().unwrap_or(false));
+        }
+    }
+
+    /// Marks the end of a decode, which took `ns`.
+    pub fn decoded(&mut self, tokens: usize, ns: u64, sound: bool) {
+        let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+        self.tracker.decoded(tokens, ns, sound && !self.fresh);
+        self.fresh &= !sound;
+        self.unpublished += 1;
+        if self.unpublished >= PUBLISH_EVERY {
+            self.publish();
+        }
+    }
+
+    /// Leaves a copy for the governor, unless it is looking at the last one.
+    fn publish(&mut self) {
+        let Ok(mut published) = self.link.published.try_lock() else {
+            return;
+        };
+        self.unpublished = 0;
+        self.tracker.figures(&mut published.figures);
+        self.tracker.covered(&mut published.covered);
+        published.changes.append(&mut self.waiting);
+        let old = published.changes.len().saturating_sub(MOST_CHANGES);
+        published.changes.drain(..old);
+    }
+
+    /// The order that waits to be followed.
+    #[must_use]
+    pub fn order(&self) -> Option<u64> {
+        Some(self.link.order_bytes.load(Relaxed)).filter(|&bytes| bytes != NONE)
+    }
+
+    /// Begins anew with the pool that there is now.
+    pub fn repooled(&mut self, outcome: &Repooled) {
+        if let (Some(own), Some(theirs)) = (self.tracker.totals(), &outcome.ended)
+            && !agree(own, theirs)
+        {
+            tracing::warn!("the pool was used otherwise than its shadow says: {theirs:?}, {own:?}");
+        }
+        let arrangement = match outcome.bytes {
+            0 => Arrangement::Cpu,
+            pool_bytes => Arrangement::Reload { pool_bytes },
+        };
+        self.tracker.arranged(arrangement);
+        let slots: Vec<u32> = outcome.slots.iter().map(|group| group.slots).collect();
+        let planned: Vec<u32> = self.tracker.layout().plan(outcome.bytes).map_or_else(
+            |_| Vec::new(),
+            |plan| plan.groups.iter().map(|g| g.slots).collect(),
+        );
+        if slots != planned {
+            tracing::warn!("llama.cpp made a pool of {slots:?} slots, not {planned:?}");
+        }
+        self.fresh = true;
+        self.link.pool_bytes.store(outcome.bytes, Relaxed);
+        // A refusal is told once; the governor decides what follows.
+        let _ = self
+            .link
+            .order_bytes
+            .compare_exchange(outcome.asked_bytes, NONE, Relaxed, Relaxed);
+        self.waiting.push(outcome.clone());
+        self.publish();
+    }
+
+    /// The shadow.
+    #[must_use]
+    pub const fn tracker(&self) -> &Tracker {
+        &self.tracker
+    }
+}
+
+/// Whether llama.cpp's totals are the shadow's.
+fn agree(own: &PoolTotals, theirs: &crate::engine::PoolTotals) -> bool {
+    let close = |a: u64, b: u64| a.abs_diff(b) * 100 <= AGREES_PERCENT * a.max(b);
+    [(own.small, theirs.small), (own.large, theirs.large)]
+        .iter()
+        .all(|(own, theirs)| close(own.hits, theirs.hits) && close(own.misses, theirs.misses))
+        && close(own.copied.slices, theirs.copied)
+}
+
+/// How llama.cpp would lay out a pool for a model that is loaded as `placement` says.
+///
+/// # Errors
+/// [`LayoutError`]: no layer's experts can be in a pool.
+pub fn pool_layout(
+    map: &ModelMap,
+    placement: &Placement,
+    device: Device,
+) -> Result<PoolLayout, LayoutError> {
+    let layers: Vec<LayerLayout> = map
+        .layers()
+        .iter()
+        .map(|layer| layer_layout(map, placement, layer))
+        .collect();
+    let offload = std::env::var("GGML_OP_OFFLOAD_MIN_BATCH").ok();
+    let most_bank_bytes = layers
+        .iter()
+        .filter(|layer| layer.device.is_some())
+        .flat_map(|layer| {
+            let most = layers_slots(&layers, layer);
+            let bounds = |tensor: &TensorLayout| bank_bytes(device, *tensor, most);
+            layer.tensors.iter().filter_map(bounds).collect::<Vec<_>>()
+        })
+        .min();
+    PoolLayout::new(
+        layers,
+        vec![DeviceLayout {
+            alignment_bytes: device.alignment_bytes(),
+            split: 1.0,
+            most_bank_bytes,
+            offload_tokens: Some(
+                offload
+                    .and_then(|tokens| tokens.parse().ok())
+                    .unwrap_or(OFFLOAD_TOKENS),
+            ),
+        }],
+    )
+}
+
+/// Most slots that layers like this one could fill.
+fn layers_slots(layers: &[LayerLayout], like: &LayerLayout) -> u64 {
+    let alike = layers.iter().filter(|layer| layer.tensors == like.tensors);
+    alike.map(|layer| u64::from(layer.experts)).sum::<u64>() + 1
+}
+
+/// Bytes that a bank of this tensor may have at most; `None` where the device sets no bound that
+/// matters.
+fn bank_bytes(device: Device, tensor: TensorLayout, most: u64) -> Option<u64> {
+    let row = BankRow {
+        ty: tensor.ggml_type,
+        columns: tensor.columns,
+        rows: tensor.rows,
+    };
+    let slots = device.most_slots(row, most);
+    // One byte less than the first size that is refused.
+    (slots < most).then(|| ((slots + 1) * tensor.expert_bytes).saturating_sub(1))
+}
+
+fn layer_layout(map: &ModelMap, placement: &Placement, layer: &MoeLayer) -> LayerLayout {
+    let tensors = layer
+        .parts
+        .iter()
+        .filter(|part| part.weight && part.role != Role::Other)
+        .map(|part| {
+            let info = &map.tensors()[part.tensor as usize].info;
+            TensorLayout {
+                ggml_type: info.ty.id,
+                columns: info.dims().first().copied().unwrap_or(1),
+                rows: info.dims().get(1).copied().unwrap_or(1),
+                expert_bytes: part.slice_bytes,
+            }
+        })
+        .collect();
+    let pooled = placement.holds_block(layer.block) && !placement.experts().contains(&layer.block);
+    LayerLayout {
+        device: pooled.then_some(0),
+        experts: layer.experts,
+        top_k: layer.top_k,
+        tensors,
+    }
+}
+
+/// Bytes of a model's dense weights that are on the device.
+#[must_use]
+pub fn dense_on_device(map: &ModelMap, placement: &Placement) -> u64 {
+    map.tensors()
+        .iter()
+        .filter(|t| t.kind == TensorKind::Dense && !placement.on_host(&t.info.name))
+        .map(|t| t.info.bytes)
+        .sum()
+}

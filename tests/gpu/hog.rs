@@ -2,7 +2,7 @@
 
 use crate::support::{options, toy};
 use hotpin::engine::MemorySource;
-use hotpin::governor::{Journal, OnFailure, VramEntry};
+use hotpin::governor::{Fill, Journal, OnFailure, VramEntry};
 use hotpin::plant::{Rig, RigOptions, VramOptions, VramSize};
 use hotpin::store::{DirectOptions, StoreKind};
 use hotpin_controllers::vram::DeviceMemory;
@@ -98,6 +98,7 @@ fn rig<'m>(
         journal: Journal::new(None),
         recorder: None,
         on_failure: OnFailure::Stop,
+        fill: Fill::Before,
         vram: VramOptions {
             size,
             source: Some(Arc::clone(device) as Arc<dyn MemorySource>),
@@ -188,6 +189,7 @@ fn direct_is_refused_by_name() {
         journal: Journal::new(None),
         recorder: None,
         on_failure: OnFailure::Stop,
+        fill: Fill::Before,
         vram: VramOptions::default(),
     };
     let error = Rig::assemble(&toy.model, &toy.map, options, &mut |_, _| {}).expect_err("refused");

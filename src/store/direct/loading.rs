@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const MEASURED_FOR: Duration = Duration::from_millis(60);
 
 /// How long reads that nobody waits for let the engine's go first, and how often they look.
-const GIVEN_WAY: Duration = Duration::from_millis(10);
+const GIVEN_WAY: Duration = Duration::from_millis(40);
 const GIVEN_WAY_STEP: Duration = Duration::from_micros(500);
 
 /// Why the governor's side could not load an expert.

@@ -117,7 +117,7 @@ fn the_shadow_counts_wide_batches() {
     let asked = std::env::var_os("HOTPIN_TEST_WIDE").is_some_and(|v| v == "1");
     if driver.contains("llvmpipe") && !asked {
         eprintln!(
-            "SKIPPED {name}: {driver} ends the process in products of more than 8 tokens; HOTPIN_TEST_WIDE=1 tries"
+            "SKIPPED {name}: with {driver} the process ended with signal 11; HOTPIN_TEST_WIDE=1 tries again"
         );
         return;
     }

@@ -1,5 +1,6 @@
 //! Integration tests: one binary that runs the real library and the real program.
 
+mod arena;
 mod bench_parent;
 mod client;
 mod config;
@@ -31,4 +32,5 @@ mod server_ended;
 mod server_safety;
 mod server_top;
 mod support;
+mod warmed;
 mod zoo;

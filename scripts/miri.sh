@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Tests in miri. Usage: miri.sh TARGET_FOLDER. Needs a nightly toolchain (HOTPIN_NIGHTLY) with miri.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+nightly=${HOTPIN_NIGHTLY:-nightly}
+cargo "+$nightly" miri --version >/dev/null 2>&1 || {
+    echo "miri: missing; 'rustup +nightly component add miri rust-src' installs it" >&2
+    exit 1
+}
+export CARGO_TARGET_DIR=$1/miri PROPTEST_CASES=${PROPTEST_CASES:-2} MIRIFLAGS=-Zmiri-disable-isolation
+# Tests of thousands of ticks are left out: they take an hour each here, and run elsewhere.
+cargo "+$nightly" miri test -p hotpin-controllers --lib -- --skip next_use
+cargo "+$nightly" miri test --manifest-path tests/pages/Cargo.toml

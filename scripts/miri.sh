@@ -7,7 +7,7 @@ cargo "+$nightly" miri --version >/dev/null 2>&1 || {
     echo "miri: missing; 'rustup +nightly component add miri rust-src' installs it" >&2
     exit 1
 }
-export CARGO_TARGET_DIR=$1/miri PROPTEST_CASES=${PROPTEST_CASES:-2} \
+export PROPTEST_DISABLE_FAILURE_PERSISTENCE=1 CARGO_TARGET_DIR=$1/miri PROPTEST_CASES=${PROPTEST_CASES:-2} \
     MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-deterministic-floats"
 # Otherwise miri rounds exp2 at random, and ranks of equal things would differ. Tests of thousands of ticks,
 # which take minutes each, are left out.

@@ -347,9 +347,15 @@ impl Books {
     fn shorten(&mut self, class: usize) {
         let mut moves = self.most_moves(class, MOST_MOVED_BYTES);
         let budget = u32::try_from(self.pools[class].budget).unwrap_or(u32::MAX);
-        for slot in (budget..self.pools[class].next).rev() {
+        let mut end = budget;
+        for slot in (0..self.pools[class].next).rev() {
+            if slot < end {
+                break;
+            }
             if self.pools[class].owners[slot as usize] != NO_EXPERT {
                 if moves == 0 || !self.move_to_front(class, slot) {
+                    // What stays here takes a place in front.
+                    end = end.saturating_sub(1);
                     continue;
                 }
                 moves -= 1;

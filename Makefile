@@ -13,7 +13,8 @@ export OUT     ?= out
 WASM           := wasm32-unknown-unknown
 PREFIX         ?= /usr/local
 
-.PHONY: all help setup toolchain build install dense model large tiny demo test lint wasm deny bench gpu test-gpu gpu-check clean
+.PHONY: all help setup toolchain build install dense model large tiny demo test loom miri sanitize fuzz guest \
+	lint wasm deny bench gpu test-gpu gpu-check clean
 # The targets share one cargo folder and one machine: cargo uses all cores by itself.
 .NOTPARALLEL:
 
@@ -23,6 +24,7 @@ help:
 	@echo "make demo   build, make a demo MoE model, run it in 45% of its size under four policies"
 	@echo "make test   every test"
 	@echo "make lint   fmt, clippy, doc warnings, wasm build of the controllers"
+	@echo "make loom, miri, sanitize, fuzz, guest   what takes other tools: docs/reliability.md"
 	@echo "make deny   licences and sources of the dependencies (needs cargo-deny)"
 	@echo "make build  the programs alone, in $(CARGO_TARGET_DIR)/release"
 	@echo "make install  build, and copy the programs to $(PREFIX)/bin"
@@ -82,6 +84,28 @@ test: tiny build
 		cargo test --release --workspace --no-fail-fast
 	@scripts/test-clients.sh "$(TINY)" "$(CACHE)/clients"
 	@scripts/test-dashboard.sh "$(TINY)" "$(CACHE)/browser" "$(OUT)"
+
+# Every order in which the threads of engine and governor may go on, over the real stores.
+loom: setup
+	cargo test --release --features loom --lib -- --nocapture --test-threads 1 orders::
+
+# The control laws and the bookkeeping of pages in an interpreter that knows undefined behaviour. Tests that
+# step thousands of ticks are left out there; they take hours.
+miri: setup
+	@scripts/miri.sh "$(CARGO_TARGET_DIR)"
+
+# The whole program under valgrind: what llama.cpp and our calls into it do with memory.
+sanitize: tiny
+	@scripts/sanitize.sh "$(TINY)" "$(OUT)"
+
+# Each reader of files for FUZZ_S seconds, from what is in fuzz/corpus; what was found is kept in the cache.
+FUZZ_S ?= 60
+fuzz: setup
+	@scripts/fuzz.sh "$(FUZZ_S)" "$(CACHE)/fuzz"
+
+# Faults where cgroups are of version 2 alone and the clock may be set: in a small virtual machine.
+guest: tiny
+	@scripts/guest-tests.sh "$(TINY)" "$(CACHE)/guest"
 
 lint: setup toolchain wasm
 	cargo fmt --all --check

@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
 """Other programs beside a session: what they suffer and what the session gives back, loses and recovers.
 
-Usage: hogs.py MODEL PROFILE [--kinds ...] [--ways ...] [--gib N] [--json OUT] [--other MODEL]
+Usage: hogs.py MODEL PROFILE [--kinds ...] [--ways ...] [--gib N] [--leave N] [--threads N]
+                [--json OUT] [--other MODEL]
 Kinds: step, ramp, sawtooth, forks, stream, twin (another session on the same model), other (on --other).
 Ways: none (the hog alone), adaptive, static, mlock (llama.cpp as shipped, and the whole file locked, as
 --mlock does). Environment: HOTPIN. As root, on a machine with nothing else to do. The hog takes what was
-available before the session began, less 1.5 GiB, or --gib.
+available before the session began, less 1.5 GiB, or --gib. With --leave a process takes memory first, so that
+N GiB are available: hogs are then as small as the time that they may take. A hog wants a core of its own:
+give sessions one --threads less than there are, or the hog's time is that of a queue for the processor.
 """
 
 import argparse
+import atexit
 import ctypes
 import json
 import mmap
@@ -26,7 +30,7 @@ ENV = {**{k: v for k, v in os.environ.items() if not k.startswith("HOTPIN_")}, "
 LEAST = 300
 RESERVE = 1 << 30
 STEP_S = 0.02
-STARTED = []
+STARTED, THREADS = [], []
 
 
 def end(*_):
@@ -36,6 +40,7 @@ def end(*_):
     os._exit(1)
 
 
+atexit.register(lambda: [child.kill() for child in STARTED])
 signal.signal(signal.SIGTERM, end)
 signal.signal(signal.SIGINT, end)
 
@@ -81,6 +86,7 @@ class Session:
                    "-n", "100000", "-c", "8192", "--temp", "0", "--policy", policy]
         if policy != "off":
             command += ["--profile", profile]
+        command += THREADS
         self.locked = lock_file(model) if way == "mlock" else None
         self.child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENV)
         STARTED.append(self.child)
@@ -173,7 +179,7 @@ def run_hog(kind, gib, model, other, profile):
         return json.loads(child.communicate()[0].splitlines()[-1])
     if kind == "forks":
         worst = 0.0
-        for _ in range(60):
+        for _ in range(30):
             before = time.time()
             children = [subprocess.Popen([sys.executable, "-c", "b = b'1' * (64 << 20)"]) for _ in range(4)]
             for child in children:
@@ -187,7 +193,7 @@ def run_hog(kind, gib, model, other, profile):
     second = Session("adaptive", model if kind == "twin" else other, profile)
     if kind == "other":
         second.stop()
-        command = [HOTPIN, "run", other, "--raw", "-p", "The sea", "-n", "100000", "-c", "8192", "--temp", "0"]
+        command = [HOTPIN, "run", other, "--raw", "-p", "The sea", "-n", "100000", "-c", "8192", "--temp", "0", *THREADS]
         second.child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENV)
         STARTED.append(second.child)
         second.times = []
@@ -199,6 +205,28 @@ def run_hog(kind, gib, model, other, profile):
     result = {"seconds": end - began, "second_tok_s": second.rate(end - 10, end), "second_locked_bytes": second.held()}
     second.stop()
     return result
+
+
+BALLOON = """
+import ctypes, mmap, sys, time
+size = int(sys.argv[1])
+block = mmap.mmap(-1, size)
+block.madvise(14)
+ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(block)), 1, size)
+print("taken", flush=True)
+time.sleep(1e6)
+"""
+
+
+def take_all_but(gib):
+    """A process that holds memory until the script ends."""
+    size = meminfo("MemAvailable") - int(gib * (1 << 30))
+    if size <= 0:
+        sys.exit(f"no {gib} GiB are available")
+    child = subprocess.Popen([sys.executable, "-c", BALLOON, str(size)], stdout=subprocess.PIPE)
+    STARTED.append(child)
+    if child.stdout.readline().strip() != b"taken":
+        sys.exit("there was not so much memory")
 
 
 def drop(path):
@@ -259,11 +287,17 @@ def main():
     parser.add_argument("--kinds", default="step,ramp,sawtooth,forks,stream,twin,other")
     parser.add_argument("--ways", default="none,adaptive,static,mlock")
     parser.add_argument("--gib", type=float)
+    parser.add_argument("--leave", type=float)
+    parser.add_argument("--threads")
     parser.add_argument("--recovery", type=float, default=15)
     parser.add_argument("--other")
     parser.add_argument("--json")
     args = parser.parse_args()
     drop(args.model)
+    if args.threads:
+        THREADS.extend(["-t", args.threads])
+    if args.leave:
+        take_all_but(args.leave)
     gib = args.gib or (meminfo("MemAvailable") - 3 * (RESERVE // 2)) / (1 << 30)
     results, texts = [], set()
     for kind in args.kinds.split(","):

@@ -3,7 +3,8 @@
 locked is what the books say, memory is flat, and no request fails.
 
 Usage: soak-faults.py MODEL PROFILE SECONDS [STORE] [SEED]; as root, since hogs share a memory cgroup with
-the server. Environment: HOTPIN, SOAK_BYTES (the group's limit; 2.5e9).
+the server. Environment: HOTPIN, SOAK_BYTES (the group's limit; 2.5e9), SOAK_ARGS (more
+arguments of the server), SOAK_CONFIG (its settings file).
 """
 
 import json
@@ -32,7 +33,7 @@ def inside(command, **more):
     """A command in the group from its first instruction on."""
     shell = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(GROUP / "cgroup.procs"), *command]
     env = {k: v for k, v in os.environ.items() if not k.startswith("HOTPIN_")}
-    return subprocess.Popen(shell, env={**env, "HOTPIN_CONFIG": "/dev/null"}, **more)
+    return subprocess.Popen(shell, env={**env, "HOTPIN_CONFIG": os.environ.get("SOAK_CONFIG", "/dev/null")}, **more)
 
 
 def ask(path, body=None):
@@ -157,7 +158,8 @@ GROUP.mkdir()
 limit = GROUP / ("memory.limit_in_bytes" if V1.is_dir() else "memory.max")
 limit.write_text(str(LIMIT))
 server = inside([HOTPIN, "serve", MODEL, "--port", "0", "--parallel", "2", "-c", "1024", "--profile", PROFILE,
-                 "--store", STORE, "--api-key", "soak"], stderr=subprocess.PIPE, text=True)
+                 "--store", STORE, "--api-key", "soak", *os.environ.get("SOAK_ARGS", "").split()],
+                stderr=subprocess.PIPE, text=True)
 try:
     said = ""
     while "ready;" not in said:

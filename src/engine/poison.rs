@@ -4,8 +4,8 @@
 //! success. So a failure is written here, the abort callback reads it before every node, and the
 //! session checks it after every decode, before anything is sampled.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// Set once by the first failure, cleared by the session when it reports it.
 #[derive(Debug, Default)]

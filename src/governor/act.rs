@@ -38,12 +38,13 @@ pub(super) fn carry_out(
     let mut acted = Acted::default();
     store.start_tick();
     store.publish_ranks(ranks);
-    store.set_capacity(decision.capacity_bytes);
     for action in &decision.unpin {
         if store.unpin(action.expert) {
             acted.unpinned.push(*action);
         }
     }
+    // After unpinning: what is pinned is not given back, and others may wait for it.
+    store.set_capacity(decision.capacity_bytes);
     let first = progress.is_some();
     if first {
         let planned: Vec<_> = decision.pin.iter().map(|a| a.expert).collect();
@@ -117,5 +118,113 @@ fn pin_all(
         if let Some(progress) = &mut progress {
             progress(done, planned);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{DenseLock, Fetched};
+    use hotpin_controllers::{Held, Reason, Residence};
+    use std::sync::Mutex;
+
+    /// Writes down what it is told, in order.
+    #[derive(Debug, Default)]
+    struct Scribe(Mutex<Vec<String>>);
+
+    impl Scribe {
+        fn note(&self, what: String) {
+            self.0.lock().unwrap().push(what);
+        }
+    }
+
+    impl ExpertStore for Scribe {
+        fn fetch(&self, _: &[ExpertId]) -> Result<Fetched, StoreError> {
+            unreachable!("the engine does that")
+        }
+        fn is_complete(&self) -> bool {
+            false
+        }
+        fn pin(&self, expert: ExpertId) -> Result<bool, StoreError> {
+            self.note(format!("pin {}", expert.0));
+            Ok(true)
+        }
+        fn unpin(&self, expert: ExpertId) -> bool {
+            self.note(format!("unpin {}", expert.0));
+            true
+        }
+        fn clear_loaded(&self, _: &[ExpertId]) {}
+        fn warm(&self, _: ExpertId) -> bool {
+            false
+        }
+        fn set_capacity(&self, bytes: u64) {
+            self.note(format!("capacity {bytes}"));
+        }
+        fn publish_ranks(&self, ranks: &[f32]) {
+            self.note(format!("{} ranks", ranks.len()));
+        }
+        fn trim(&self) {
+            self.note("trim".into());
+        }
+        fn audit(&self) -> Option<u64> {
+            None
+        }
+        fn start_tick(&self) {}
+        fn held(&self) -> Held {
+            Held::default()
+        }
+        fn check_unchanged(&self) -> Result<(), String> {
+            Ok(())
+        }
+        fn locked_bytes(&self) -> u64 {
+            0
+        }
+        fn residence_into(&self, _: &mut [Residence]) {}
+        fn set_dense_locked(&self, _: bool) -> DenseLock {
+            DenseLock::Skipped
+        }
+        fn unlock_all(&self) {}
+    }
+
+    fn action(expert: u32) -> Action {
+        Action {
+            expert: ExpertId(expert),
+            reason: Reason::Shrink,
+            score: 1.0,
+        }
+    }
+
+    fn told(decision: &Decision, mut is_short: impl FnMut() -> bool) -> Vec<String> {
+        let store = Scribe::default();
+        let shape = ModelShape::uniform(1, 4, 10, 1).unwrap();
+        let plant = Plant::new(&shape);
+        let ranks = [0.0; 4];
+        carry_out(
+            &store,
+            &shape,
+            decision,
+            &ranks,
+            &plant,
+            None,
+            &mut is_short,
+        );
+        store.0.into_inner().unwrap()
+    }
+
+    /// A store gives back what is beyond the capacity and not pinned: whoever needs the memory has it in
+    /// the tick that decides so.
+    #[test]
+    fn memory_is_unpinned_then_given_back_and_only_then_more_is_pinned() {
+        let decision = Decision {
+            capacity_bytes: 20,
+            unpin: vec![action(0), action(1)],
+            pin: vec![action(2), action(3)],
+            ..Decision::default()
+        };
+        let first = ["4 ranks", "unpin 0", "unpin 1", "capacity 20"];
+        let told_all = told(&decision, || false);
+        assert_eq!(told_all, [&first[..], &["pin 2", "pin 3", "trim"]].concat());
+        let told_short = told(&decision, || true);
+        assert_eq!(told_short, [&first[..], &["trim"]].concat());
     }
 }

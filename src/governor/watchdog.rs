@@ -1,7 +1,7 @@
 //! Watches the loop from a thread of its own: a tick that does not end is named.
 
 use super::{OnFailure, Regulated, Shared, lock};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 /// How often a tick is looked at within the time that it may take. A machine that slept, or a process

@@ -1,8 +1,8 @@
 //! Running totals, written by the engine's thread and read by anyone.
 
 use crate::engine::Pass;
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Layers are counted by how many of their routed experts were missing, up to this many.
 pub const MOST_MISSED: usize = 16;

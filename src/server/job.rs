@@ -40,6 +40,8 @@ pub struct Job {
     pub output: mpsc::UnboundedSender<Event>,
 }
 
+const WENT: &str = "the client went away";
+
 /// Says that nobody waits for a job any more, and stops the decode of its prompt.
 #[derive(Debug, Default)]
 pub struct Gone {
@@ -58,13 +60,17 @@ impl Gone {
     pub(super) fn set(&self) {
         self.set.store(true, Release);
         if let Some(poison) = &*self.armed() {
-            poison.set("the client went away".into());
+            poison.set(WENT.into());
         }
     }
 
     /// Runs `decode`, which is stopped when the reader goes.
     pub(super) fn watch<T>(&self, poison: &Arc<Poison>, decode: impl FnOnce() -> T) -> T {
         *self.armed() = Some(Arc::clone(poison));
+        // Whoever went before that found nothing to stop.
+        if self.is_set() {
+            poison.set(WENT.into());
+        }
         let outcome = decode();
         *self.armed() = None;
         // Set between the end of the decode and here, it would stop the next one.
@@ -182,4 +188,25 @@ pub enum Failure {
     /// The server is shutting down.
     #[error("the server is shutting down")]
     Shutdown,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_goes_before_or_during_a_decode_stops_it_and_no_other_one() {
+        let poison = Arc::new(Poison::default());
+        let gone = Gone::default();
+        assert!(!gone.watch(&poison, || poison.is_set()));
+        gone.watch(&poison, || gone.set());
+        assert!(!poison.is_set(), "the next decode is not stopped by it");
+        assert!(
+            gone.watch(&poison, || poison.is_set()),
+            "gone before it began"
+        );
+        assert!(!poison.is_set());
+        gone.set();
+        assert!(!poison.is_set(), "nothing of it is under way");
+    }
 }

@@ -3,8 +3,8 @@
 //! Slices are not page-aligned: where one ends and the next begins they share a page, and small
 //! slices share a page with many. Such a page stays locked while any owner is locked.
 
-use super::layout::SliceAt;
 use super::pages::{PageRange, page_bytes};
+use super::slice::SliceAt;
 use std::collections::HashMap;
 
 /// Index of a shared page; `NONE` when the page belongs to one owner alone.

@@ -3,8 +3,8 @@
 use super::StoreError;
 use super::layout::Layout;
 use super::pages::{self, PageRange};
+use crate::sync::atomic::{AtomicBool, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
 
 /// Outcome of locking the dense weights.
 #[derive(Debug)]

@@ -5,7 +5,7 @@
 //! distance from its file offset, inside one mapping of that shard. If not (repacked weights, a
 //! device buffer), locking would lock the wrong thing, and the layout is refused.
 
-use super::pages::PageRange;
+use super::slice::SliceAt;
 use super::unchanged::Stamp;
 use crate::engine::{ExpertOp, ExpertUse, Learned, Placement};
 use crate::model::{ModelMap, Tensor, TensorKind};
@@ -13,19 +13,6 @@ use hotpin_controllers::{ExpertId, ModelShape};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-
-/// One contiguous piece of an expert: its part of one tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SliceAt {
-    /// Address in this process.
-    pub address: usize,
-    /// Length in bytes.
-    pub len: usize,
-    /// Which of the model's files.
-    pub shard: usize,
-    /// Offset in that file, bytes.
-    pub offset: u64,
-}
 
 /// Why a layout was refused.
 #[derive(Debug, thiserror::Error)]
@@ -386,18 +373,6 @@ fn index_u32(n: usize) -> u32 {
 /// File offsets and sizes were checked against the file, and the file is mapped whole.
 fn to_usize(n: u64) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
-}
-
-impl SliceAt {
-    /// The pages that the slice touches.
-    pub(super) fn outer(&self) -> PageRange {
-        PageRange::outer(self.address, self.len)
-    }
-
-    /// The pages that hold nothing but this slice.
-    pub(super) fn inner(&self) -> PageRange {
-        PageRange::inner(self.address, self.len)
-    }
 }
 
 #[cfg(test)]

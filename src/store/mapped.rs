@@ -10,13 +10,14 @@ use super::layout::Layout;
 use super::pages::{self, PageRange};
 use super::ranks::Ranks;
 use super::{ExpertStore, Fetched, StoreError};
+use crate::sync::atomic::{
+    AtomicU8, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
+use crate::sync::{Mutex, MutexGuard};
 use hotpin_controllers::{ExpertId, Held, Residence};
 use nix::errno::Errno;
 use std::os::fd::AsFd;
-use std::sync::atomic::{
-    AtomicU8, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
-};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 
 const ABSENT: u8 = 0;
 const TRANSIT: u8 = 1;
@@ -133,6 +134,17 @@ impl MappedStore {
         self.states[id.index()]
             .compare_exchange(from, to, AcqRel, Acquire)
             .is_ok()
+    }
+
+    /// Puts an absent expert into transit; false when somebody else was first. Its bytes are counted before
+    /// it is there: whoever takes it away at once takes them off again.
+    fn enter_transit(&self, id: ExpertId) -> bool {
+        self.transit_bytes.fetch_add(self.bytes(id), AcqRel);
+        let entered = self.change(id, ABSENT, TRANSIT);
+        if !entered {
+            self.transit_bytes.fetch_sub(self.bytes(id), AcqRel);
+        }
+        entered
     }
 
     /// Bytes that transit may hold.
@@ -304,9 +316,7 @@ impl ExpertStore for MappedStore {
         found.bytes = self.read_ahead(&missing)?;
         if self.keeper == TransitKeeper::Store {
             for &id in &missing {
-                if self.change(id, ABSENT, TRANSIT) {
-                    self.transit_bytes.fetch_add(self.bytes(id), AcqRel);
-                }
+                self.enter_transit(id);
             }
             // After the reads were started, so that choosing and dropping overlaps with them.
             self.evict_to(self.transit_budget(), experts);
@@ -400,8 +410,7 @@ impl ExpertStore for MappedStore {
         if self.keeper == TransitKeeper::Kernel || held + bytes > self.transit_budget() {
             return false;
         }
-        if self.change(id, ABSENT, TRANSIT) {
-            self.transit_bytes.fetch_add(bytes, AcqRel);
+        if self.enter_transit(id) {
             // What cannot be read ahead is read when it is used.
             let _ = self.read_ahead(&[id]);
         }

@@ -14,13 +14,15 @@ mod pages;
 pub mod probe;
 mod ranks;
 pub mod residency;
+mod slice;
 mod unchanged;
 
 pub use auto::Speeds;
 pub use dense::DenseLock;
 pub use direct::{DirectOptions, DirectStore, DiskTrial, Fault, try_disk};
-pub use layout::{Layout, LayoutError, SliceAt};
+pub use layout::{Layout, LayoutError};
 pub use mapped::{MappedStore, TransitKeeper};
+pub use slice::SliceAt;
 
 use hotpin_controllers::{ExpertId, Held, Residence};
 

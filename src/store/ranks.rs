@@ -1,7 +1,7 @@
 //! What transit is ranked by.
 
+use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use hotpin_controllers::ExpertId;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// Factor on an expert's rank for each use before the next publication.
 const USE_RANK: f32 = 1.4;

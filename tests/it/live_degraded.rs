@@ -260,19 +260,37 @@ fn check_pause(journal: &Path) {
     assert!(gaps.clone().all(|gap| gap > 0.0), "time runs forward");
 }
 
-/// A cgroup of version 1's hierarchy of one controller; removed on drop.
+/// A cgroup with one controller, of either version; removed on drop.
 struct Group {
     folder: PathBuf,
+    version: u8,
 }
 
+const HIERARCHIES: &str = "/sys/fs/cgroup";
+
 impl Group {
+    /// A new group. Of version 2 every group can be frozen, and the others have their controllers.
     fn of(test: &str, controller: &str) -> Option<Self> {
-        let number = std::process::id();
-        let folder = Path::new("/sys/fs/cgroup")
-            .join(controller)
-            .join(format!("hotpin-test-{number}-{test}"));
+        let root = Path::new(HIERARCHIES);
+        let name = format!("hotpin-test-{}-{test}", std::process::id());
+        let unified = root.join("cgroup.controllers").exists();
+        let (folder, version) = if unified {
+            let name_in_2 = if controller == "blkio" {
+                "io"
+            } else {
+                controller
+            };
+            if controller != "freezer" {
+                let switch = root.join("cgroup.subtree_control");
+                // Where that is refused, the files are missing below.
+                let _ = std::fs::write(switch, format!("+{name_in_2}"));
+            }
+            (root.join(name), 2)
+        } else {
+            (root.join(controller).join(name), 1)
+        };
         match std::fs::create_dir(&folder) {
-            Ok(()) => Some(Self { folder }),
+            Ok(()) => Some(Self { folder, version }),
             Err(error) => {
                 eprintln!("SKIPPED {test}: {}: {error}", folder.display());
                 None
@@ -287,9 +305,52 @@ impl Group {
 
     fn join(&self) -> CgroupJoin {
         CgroupJoin {
-            version: 1,
+            version: self.version,
             procs: self.folder.join("cgroup.procs"),
         }
+    }
+
+    /// Stops everybody in it, and waits until they stand.
+    fn freeze(&self) {
+        let (file, text) = [("freezer.state", "FROZEN"), ("cgroup.freeze", "1")][self.at()];
+        self.write(file, text);
+        let (file, line) = [("freezer.state", "FROZEN"), ("cgroup.events", "frozen 1")][self.at()];
+        wait_until("the group to freeze", || {
+            let state = std::fs::read_to_string(self.folder.join(file));
+            state.is_ok_and(|state| state.lines().any(|found| found == line))
+        });
+    }
+
+    fn thaw(&self) {
+        let (file, text) = [("freezer.state", "THAWED"), ("cgroup.freeze", "0")][self.at()];
+        self.write(file, text);
+    }
+
+    /// As much time as one processor has.
+    fn one_processor(&self) {
+        if self.version == 2 {
+            return self.write("cpu.max", "100000 100000");
+        }
+        self.write("cpu.cfs_period_us", "100000");
+        self.write("cpu.cfs_quota_us", "100000");
+    }
+
+    /// Throttles the whole disk below a file. False where that cannot be done.
+    fn throttle(&self, model: &Path, bytes_per_s: u64) -> bool {
+        let device = std::fs::metadata(model).expect("metadata").dev();
+        let (major, minor) = (nix::sys::stat::major(device), nix::sys::stat::minor(device));
+        let (file, line) = if self.version == 2 {
+            ("io.max", format!("{major}:{minor} rbps={bytes_per_s}"))
+        } else {
+            let line = format!("{major}:{minor} {bytes_per_s}");
+            ("blkio.throttle.read_bps_device", line)
+        };
+        std::fs::write(self.folder.join(file), line).is_ok()
+    }
+
+    /// Where the version's file is in a pair.
+    fn at(&self) -> usize {
+        usize::from(self.version == 2)
     }
 }
 
@@ -317,11 +378,7 @@ fn frozen_and_thawed_it_goes_on_where_it_was() {
     let stock = stock(&model, "100");
     let command = program(greedy(&model, PROMPT, "100", &["--capacity", "120MB"]));
     let run = Answering::begin(within(&group.join(), &command), 8);
-    group.write("freezer.state", "FROZEN");
-    wait_until("the group to freeze", || {
-        let state = std::fs::read_to_string(group.folder.join("freezer.state"));
-        state.is_ok_and(|state| state.trim() == "FROZEN")
-    });
+    group.freeze();
     let cpu = |run: &Answering| {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", run.id()));
         let stat = stat.expect("stat");
@@ -336,7 +393,7 @@ fn frozen_and_thawed_it_goes_on_where_it_was() {
     let before = cpu(&run);
     std::thread::sleep(pause());
     assert_eq!(cpu(&run), before, "it was frozen");
-    group.write("freezer.state", "THAWED");
+    group.thaw();
     let ran = run.ended();
     assert!(!ran.stderr.contains("has not ended"), "{ran:?}");
     assert_eq!(ran.success(), stock);
@@ -351,8 +408,7 @@ fn half_of_the_processors_give_the_same_text() {
     let Some(group) = Group::of(name, "cpu") else {
         return;
     };
-    group.write("cpu.cfs_period_us", "100000");
-    group.write("cpu.cfs_quota_us", "100000");
+    group.one_processor();
     let stock = stock(&model, "12");
     // Two threads that get the time of one.
     let mut args = greedy(&model, PROMPT, "12", &["--capacity", "120MB"]);
@@ -361,14 +417,6 @@ fn half_of_the_processors_give_the_same_text() {
     let ran = ran(&mut within(&group.join(), &program(args)));
     assert!(!ran.stderr.contains("has not ended"), "{ran:?}");
     assert_eq!(ran.success(), stock);
-}
-
-/// Version 1's throttle on the whole disk below a file, bytes a second.
-fn throttle(group: &Group, model: &Path, bytes_per_s: u64) -> bool {
-    let device = std::fs::metadata(model).expect("metadata").dev();
-    let (major, minor) = (nix::sys::stat::major(device), nix::sys::stat::minor(device));
-    let line = format!("{major}:{minor} {bytes_per_s}");
-    std::fs::write(group.folder.join("blkio.throttle.read_bps_device"), line).is_ok()
 }
 
 /// 60 MB/s, a twentieth of what such disks give: a token cycle takes more than a second.
@@ -382,7 +430,7 @@ fn a_disk_twenty_times_slower_gives_the_same_text_and_no_alarm() {
         return;
     };
     let own = Copy::of(&model);
-    if !throttle(&group, &own.model, 60_000_000) {
+    if !group.throttle(&own.model, 60_000_000) {
         return eprintln!(
             "SKIPPED {name}: the disk below {} cannot be throttled",
             own.model.display()
@@ -448,6 +496,10 @@ fn a_limit_that_is_lowered_while_it_runs_is_followed() {
             wait_until("the kernel to take the lower limit", || {
                 std::fs::write(&limit, u64::to_string(&bytes)).is_ok()
             });
+            // Version 2 takes it at once, and kills where it cannot be kept.
+            if limit.ends_with("memory.max") {
+                std::thread::sleep(Duration::from_millis(100));
+            }
         }
         let after = kb_line(&status, "VmLck").unwrap_or(0);
         assert!(
@@ -458,6 +510,102 @@ fn a_limit_that_is_lowered_while_it_runs_is_followed() {
         let common = said.len().min(stock.trim_end().len());
         assert_eq!(said[..common], stock[..common], "{store}");
         assert!(!killed(&join), "{store}");
+    }
+}
+
+/// Above `memory.high`, which only version 2 has, whoever allocates is slowed down and made to reclaim, and
+/// nobody is killed.
+#[test]
+fn memory_high_is_a_limit_like_others_and_may_be_lowered_at_once() {
+    let name = "memory_high_is_a_limit_like_others_and_may_be_lowered_at_once";
+    let Some(model) = support::moe(name) else {
+        return;
+    };
+    let Some(parent) = cgroups(name) else {
+        return;
+    };
+    let stock = stock(&model, "200");
+    let own = Copy::of(&model);
+    for store in ["mapped", "direct"] {
+        own.evict();
+        let group = parent.run_group(600_000_000).expect("group");
+        let join = group.join();
+        let high = join.procs.with_file_name("memory.high");
+        if !high.exists() {
+            return eprintln!("left out: {name}: version 1 of cgroups has no memory.high");
+        }
+        let set = |bytes: u64| std::fs::write(&high, bytes.to_string()).expect("memory.high");
+        set(400_000_000);
+        let more = ["--store", store, "--tick-ms", "20"];
+        let args = support::with_context(greedy(&own.model, PROMPT, "2000", &more));
+        let run = Answering::begin(within(&join, &program(args)), 8);
+        let status = format!("/proc/{}/status", run.id());
+        let locked = || kb_line(&status, "VmLck").unwrap_or(0);
+        wait_until("experts are locked", || locked() > 100_000_000);
+        let before = locked();
+        assert!(before < 400_000_000, "{store}: {before}");
+        set(200_000_000);
+        let began = std::time::Instant::now();
+        wait_until("locks below the lower limit", || locked() < 200_000_000);
+        eprintln!(
+            "{store}: {before} locked, {} after {:.2?}",
+            locked(),
+            began.elapsed()
+        );
+        let said = run.cut_off(100);
+        let common = said.len().min(stock.trim_end().len());
+        assert_eq!(said[..common], stock[..common], "{store}");
+        assert!(!killed(&join), "{store}");
+    }
+}
+
+/// The machine's clock is set forward and back by a day, and the machine sleeps, while it runs. Only where
+/// `HOTPIN_TEST_CLOCK=1` allows that.
+#[test]
+fn a_clock_that_is_set_and_a_machine_that_sleeps_change_nothing() {
+    let name = "a_clock_that_is_set_and_a_machine_that_sleeps_change_nothing";
+    if from_environment("HOTPIN_TEST_CLOCK", 0) == 0 {
+        return eprintln!("left out: {name}: HOTPIN_TEST_CLOCK=1 lets it set the machine's clock");
+    }
+    let Some(model) = support::moe(name) else {
+        return;
+    };
+    let stock = stock(&model, "100");
+    let shell = |line: &str| {
+        let output = Command::new("sh").args(["-c", line]).output().expect("sh");
+        assert!(output.status.success(), "{line}: {output:?}");
+    };
+    let folder = tempfile::tempdir().expect("temp dir");
+    for store in ["mapped", "direct"] {
+        let journal = folder.path().join(store);
+        let path = journal.to_str().expect("UTF-8");
+        let more = ["--store", store, "--capacity", "120MB", "--journal", path];
+        let run = Answering::begin(program(greedy(&model, PROMPT, "100", &more)), 8);
+        shell("date -s @$(($(date +%s) + 86400))");
+        std::thread::sleep(Duration::from_millis(300));
+        shell("date -s @$(($(date +%s) - 2 * 86400))");
+        std::thread::sleep(Duration::from_millis(300));
+        let slept = Command::new("rtcwake")
+            .args(["-m", "freeze", "-s", "5"])
+            .output();
+        let slept = slept.expect("util-linux is installed");
+        eprintln!("{store}: {}", String::from_utf8_lossy(&slept.stdout).trim());
+        assert!(slept.status.success(), "{slept:?}");
+        shell("date -s @$(($(date +%s) + 86400))");
+        let ran = run.ended();
+        assert!(!ran.stderr.contains("has not ended"), "{ran:?}");
+        assert_eq!(ran.success(), stock, "{store}");
+        let text = std::fs::read_to_string(&journal).expect("journal");
+        let times: Vec<f64> = text
+            .lines()
+            .map(|line| serde_json::from_str::<Entry>(line).expect("entry").t_s)
+            .collect();
+        assert!(times.len() > 5, "{} ticks", times.len());
+        assert!(
+            times.windows(2).all(|two| two[1] > two[0]),
+            "time runs forward"
+        );
+        assert!(times[times.len() - 1] < 3600.0, "and no day is in it");
     }
 }
 

@@ -1,5 +1,6 @@
 //! Integration tests: one binary that runs the real library and the real program.
 
+mod arena;
 mod bench_parent;
 mod client;
 mod config;
@@ -32,4 +33,5 @@ mod server_safety;
 mod server_top;
 mod support;
 mod toy;
+mod warmed;
 mod zoo;

@@ -3,8 +3,9 @@
 
 use crate::gguf_writer::{F16, F32, Gguf, Q8_0, Ty};
 use crate::support::{NEVER, governor_options, kb_line, run};
+use crate::warmed::learned;
 use crate::zoo::plain::shapes_are_right;
-use hotpin::engine::{ExpertOp, ExpertUse, Learned, Pass, RouteSink, Routed};
+use hotpin::engine::{Pass, RouteSink, Routed};
 use hotpin::governor::{Governor, Journal, Regulated};
 use hotpin::model::ModelMap;
 use hotpin::plant::{Counters, Feeder};
@@ -272,28 +273,6 @@ fn models_of_true_size_are_inspected_within_a_second() {
             map.total_bytes() / 1_000_000_000
         );
         assert!(took < Duration::from_secs(1), "{took:?}");
-    }
-}
-
-/// What a mapping of the model looks like after warm-up.
-fn learned(map: &ModelMap, base: usize) -> Learned {
-    let uses = map.layers().iter().flat_map(|layer| {
-        layer.parts.iter().map(|part| {
-            let info = &map.tensors()[part.tensor as usize].info;
-            ExpertUse {
-                op: ExpertOp::Multiply,
-                before: String::new(),
-                tensor: info.name.to_string(),
-                block: layer.block,
-                address: base + usize::try_from(info.offset).expect("an address"),
-                stride_bytes: usize::try_from(part.slice_bytes).expect("small"),
-                experts: layer.experts as usize,
-            }
-        })
-    });
-    Learned {
-        uses: uses.collect(),
-        ..Learned::default()
     }
 }
 

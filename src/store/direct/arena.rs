@@ -170,6 +170,17 @@ impl Arena {
         (self.taken * HUGE_BYTES) as u64
     }
 
+    /// Bytes of memory beyond what those of the slots `0..end` need that have all of theirs: parts of
+    /// huge pages that are kept for the sake of other parts.
+    pub(super) fn waste_bytes(&self, end: u32) -> usize {
+        let has_memory = |slot: &u32| {
+            let mut pages = self.pages_of(*slot);
+            pages.all(|page| self.pages[page] != Page::Empty)
+        };
+        let whole = (0..end).filter(has_memory).count();
+        (self.taken * HUGE_BYTES).saturating_sub(whole * self.slot_bytes)
+    }
+
     /// Bytes that are locked.
     pub(super) fn locked_bytes(&self) -> usize {
         let locked = self.pages.iter().filter(|page| **page == Page::Locked);
@@ -209,25 +220,31 @@ impl Arena {
         unsafe { std::ptr::swap_nonoverlapping(a, b, self.slot_bytes) };
     }
 
-    /// Gives the memory of slots `first..end` back; those before keep the huge page that they share
-    /// with the first. Touching the others again costs a fault.
-    pub(super) fn release_from(&mut self, first: u32, end: u32) {
-        let start = (first as usize * self.slot_bytes).next_multiple_of(HUGE_BYTES);
-        let end = (end as usize * self.slot_bytes).next_multiple_of(HUGE_BYTES);
-        if end <= start {
-            return;
+    /// Gives back the memory of a slot that holds nothing, but for huge pages that it shares with one that
+    /// is not free. Touching it again costs a fault.
+    pub(super) fn release(&mut self, slot: u32, is_free: impl Fn(u32) -> bool) {
+        for page in self.pages_of(slot) {
+            let unused = self.slots_of(page).all(&is_free);
+            if self.pages[page] == Page::Empty || !unused {
+                continue;
+            }
+            let address = (self.base + page * HUGE_BYTES) as *mut libc::c_void;
+            // SAFETY: a whole page of our own mapping that holds no expert, and no read into it is under
+            // way. Locked pages cannot be given back.
+            unsafe {
+                libc::munlock(address, HUGE_BYTES);
+                libc::madvise(address, HUGE_BYTES, libc::MADV_DONTNEED);
+            }
+            self.taken -= 1;
+            self.pages[page] = Page::Empty;
         }
-        let (address, len) = ((self.base + start) as *mut libc::c_void, end - start);
-        // SAFETY: whole pages of our own mapping that hold no expert, and no read into them is under
-        // way. Locked pages cannot be given back.
-        unsafe {
-            libc::munlock(address, len);
-            libc::madvise(address, len, libc::MADV_DONTNEED);
-        }
-        for page in &mut self.pages[start / HUGE_BYTES..end / HUGE_BYTES] {
-            self.taken -= usize::from(*page != Page::Empty);
-            *page = Page::Empty;
-        }
+    }
+
+    /// The slots that have a part in a huge page.
+    fn slots_of(&self, page: usize) -> impl Iterator<Item = u32> {
+        let first = page * HUGE_BYTES / self.slot_bytes;
+        let end = ((page + 1) * HUGE_BYTES).div_ceil(self.slot_bytes);
+        (first..end.min(self.slots)).map_while(|slot| u32::try_from(slot).ok())
     }
 }
 

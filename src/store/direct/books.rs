@@ -56,6 +56,14 @@ struct Pool {
     share: f64,
 }
 
+impl Pool {
+    /// As many slots as fit so many bytes of memory.
+    fn set_budget(&mut self, bytes: usize) {
+        let bytes = bytes.saturating_sub(self.arena.waste_bytes(self.next.max(self.ready)));
+        self.budget = (bytes / self.arena.slot_bytes()).min(self.arena.slots());
+    }
+}
+
 /// The books.
 #[derive(Debug)]
 pub(super) struct Books {
@@ -300,7 +308,7 @@ impl Books {
         true
     }
 
-    /// Sets the budgets and evicts what exceeds them.
+    /// Sets the budgets, evicts what exceeds them and gives its memory back.
     pub(super) fn set_capacity(&mut self, bytes: u64, rank: &dyn Fn(usize) -> f32) {
         // Slots are a little larger than experts; who may keep them all may have all slots.
         let keeps_all = bytes >= self.bytes.iter().sum();
@@ -313,63 +321,90 @@ impl Books {
                 reason = "bytes of memory are far below 2^53, and the product is not negative"
             )]
             let share_bytes = (bytes as f64 * pool.share) as usize;
-            pool.budget = if keeps_all {
-                pool.arena.slots()
+            if keeps_all {
+                pool.budget = pool.arena.slots();
+                self.fit(class, rank);
             } else {
-                (share_bytes / pool.arena.slot_bytes()).min(pool.arena.slots())
-            };
-            let excess = pool.used.saturating_sub(pool.budget);
-            self.evict(u16::try_from(class).unwrap_or(u16::MAX), excess, rank);
-            if !self.is_held() {
-                self.shorten(class);
+                // What giving back leaves in pieces of huge pages takes the place of experts.
+                for _ in 0..2 {
+                    self.pools[class].set_budget(share_bytes);
+                    self.fit(class, rank);
+                }
             }
             self.bring_home(class);
         }
     }
 
+    /// Evicts what exceeds the budget and gives its memory back.
+    fn fit(&mut self, class: usize, rank: &dyn Fn(usize) -> f32) {
+        let pool = &self.pools[class];
+        let excess = pool.used.saturating_sub(pool.budget);
+        self.evict(u16::try_from(class).unwrap_or(u16::MAX), excess, rank);
+        if !self.is_held() {
+            self.shorten(class);
+        }
+    }
+
     /// Gives back memory beyond the budget, from the end of the arena: experts there move to free
-    /// slots in front. Only whole runs at the end are given back, since the memory of a part of a
-    /// huge page stays with it.
+    /// slots in front. What is in use or being read stays where it is, and does not keep the others'
+    /// memory. Each slot's is given back at once, since somebody may be waiting for it.
     fn shorten(&mut self, class: usize) {
         let mut moves = self.most_moves(class, MOST_MOVED_BYTES);
-        let before = self.pools[class].next;
-        while self.pools[class].next as usize > self.pools[class].budget {
-            let pool = &mut self.pools[class];
-            let last = pool.next - 1;
-            let owner = pool.owners[last as usize];
-            if owner != NO_EXPERT {
-                let index = owner as usize;
-                let rests = matches!(self.states[index], State::Transit | State::Pinned)
-                    && !self.spared[index];
-                if !rests || moves == 0 {
-                    break;
-                }
-                let Some(to) = pool.free.pop_first() else {
-                    break;
-                };
-                moves -= 1;
-                pool.arena.take(to, self.may_pin);
-                pool.arena.copy(last, to);
-                pool.owners[to as usize] = owner;
-                self.slots[index] = to;
-                if !pool.arena.is_locked(to) {
-                    self.unpin(expert_id(index));
-                }
+        let budget = u32::try_from(self.pools[class].budget).unwrap_or(u32::MAX);
+        let mut end = budget;
+        for slot in (0..self.pools[class].next).rev() {
+            if slot < end {
+                break;
             }
-            let pool = &mut self.pools[class];
-            pool.free.remove(&last);
-            pool.owners.pop();
-            pool.next = last;
+            if self.pools[class].owners[slot as usize] != NO_EXPERT {
+                if moves == 0 || !self.move_to_front(class, slot) {
+                    // What stays here takes a place in front.
+                    end = end.saturating_sub(1);
+                    continue;
+                }
+                moves -= 1;
+            }
+            let Pool { arena, owners, .. } = &mut self.pools[class];
+            arena.release(slot, |slot| holds_nothing(owners, slot));
         }
         let pool = &mut self.pools[class];
-        // Memory that was made ready and is within the budget stays.
-        let budget = u32::try_from(pool.budget).unwrap_or(u32::MAX);
-        let keep = pool.next.max(budget.min(pool.ready));
-        let end = before.max(pool.ready);
-        if keep < end {
-            pool.arena.release_from(keep, end);
+        while pool.next > budget && pool.owners.last() == Some(&NO_EXPERT) {
+            pool.owners.pop();
+            pool.next -= 1;
+            pool.free.remove(&pool.next);
         }
-        pool.ready = pool.ready.min(keep);
+        // Memory beyond the budget that was made ready and is not used goes as well.
+        let Pool {
+            arena,
+            owners,
+            ready,
+            ..
+        } = pool;
+        for slot in (budget..*ready).rev() {
+            arena.release(slot, |slot| holds_nothing(owners, slot));
+        }
+        *ready = budget.min(*ready);
+    }
+
+    /// Moves the expert of a slot to the first free one, if it rests and that one is further in front.
+    fn move_to_front(&mut self, class: usize, slot: u32) -> bool {
+        let index = self.pools[class].owners[slot as usize] as usize;
+        let rests = self.rests(index);
+        let pool = &mut self.pools[class];
+        let Some(to) = pool.free.first().copied().filter(|&to| rests && to < slot) else {
+            return false;
+        };
+        pool.free.remove(&to);
+        pool.free.insert(slot);
+        pool.arena.take(to, self.may_pin);
+        pool.arena.copy(slot, to);
+        pool.owners[to as usize] = pool.owners[slot as usize];
+        pool.owners[slot as usize] = NO_EXPERT;
+        self.slots[index] = to;
+        if !pool.arena.is_locked(to) {
+            self.unpin(expert_id(index));
+        }
+        true
     }
 
     /// Experts of a class that may be moved in one go, for so many bytes: one at least.
@@ -418,6 +453,12 @@ impl Books {
     pub(super) fn lock_error(&self) -> Option<nix::errno::Errno> {
         self.pools.iter().find_map(|pool| pool.arena.lock_error())
     }
+}
+
+/// Whether no expert is in a slot.
+fn holds_nothing(owners: &[u32], slot: u32) -> bool {
+    let owner = owners.get(slot as usize);
+    owner.is_none_or(|&owner| owner == NO_EXPERT)
 }
 
 pub(super) fn expert_id(index: usize) -> ExpertId {

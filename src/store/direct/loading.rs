@@ -5,10 +5,10 @@ use super::reader::Reader;
 use super::trial::time_reads;
 use super::{DirectStore, Fault, lock};
 use crate::store::{ExpertStore, StoreError};
+use crate::sync::atomic::Ordering::Relaxed;
 use hotpin_controllers::ExpertId;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 /// How long the disk's speed is measured.

@@ -31,11 +31,12 @@ use super::ranks::Ranks;
 use super::{DenseLock, ExpertStore, Fetched, Limitation, Limited, StoreError};
 use crate::engine::Learned;
 use crate::model::ModelMap;
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 use hotpin_controllers::{ExpertId, Held, Residence};
 use nix::errno::Errno;
 use std::io;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 /// How a direct store reads. The defaults are what it falls back from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

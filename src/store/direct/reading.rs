@@ -6,11 +6,11 @@ use super::reader::{Done, Reader};
 use super::{DirectStore, Fault, lock};
 use crate::engine::{ExpertArena, Guess, Window};
 use crate::store::Fetched;
+use crate::sync::atomic::Ordering::Relaxed;
 use crate::time::nanos;
 use hotpin_controllers::ExpertId;
 use std::collections::VecDeque;
 use std::sync::PoisonError;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 /// Missing experts of a layer up to which they are read one after the other.

@@ -69,7 +69,7 @@ impl Books {
     }
 
     /// Whether an expert may change its slot.
-    fn rests(&self, index: usize) -> bool {
+    pub(super) fn rests(&self, index: usize) -> bool {
         matches!(self.states[index], State::Transit | State::Pinned) && !self.spared[index]
     }
 

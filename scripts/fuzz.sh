@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Fuzzes every reader of files for some seconds each. Usage: fuzz.sh SECONDS FOLDER; in FOLDER is the build,
+# and for each target what was found so far. Needs cargo-fuzz and a nightly toolchain (HOTPIN_NIGHTLY).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+seconds=$1 folder=$2 nightly=${HOTPIN_NIGHTLY:-nightly}
+cargo fuzz --version >/dev/null 2>&1 || {
+    echo "fuzz: cargo-fuzz is missing; 'cargo install cargo-fuzz' installs it" >&2
+    exit 1
+}
+rustc "+$nightly" --version >/dev/null 2>&1 || {
+    echo "fuzz: there is no $nightly toolchain; 'rustup toolchain install nightly' installs it" >&2
+    exit 1
+}
+mkdir -p "$folder"
+for target in fuzz/fuzz_targets/*.rs; do
+    target=$(basename "$target" .rs)
+    echo "### $target"
+    mkdir -p "$folder/$target"
+    # The first folder is where new inputs go; those that are committed are read.
+    cargo "+$nightly" fuzz run --target-dir "$folder/target" "$target" "$folder/$target" "fuzz/corpus/$target" -- \
+        "-max_total_time=$seconds" -max_len=16384 -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 2>&1 |
+        tee "$folder/$target.log" | grep -E "^#[0-9]+.*(INITED|DONE)|stat::(number_of_executed|average_exec)|ERROR|panicked|SUMMARY|error" || true
+    [ "${PIPESTATUS[0]}" -eq 0 ] || {
+        tail -40 "$folder/$target.log" >&2
+        exit 1
+    }
+done

@@ -76,7 +76,10 @@ fn count(toy: &'static Toy, widths: &[usize]) {
     assert_eq!(ends.len(), sizes.len());
     for (end, bytes) in ends.iter().zip(sizes) {
         let theirs = end.theirs.expect("llama.cpp says what its pool did");
-        eprintln!("pool of {bytes}: shadow {:?}, llama.cpp {theirs:?}", end.own);
+        eprintln!(
+            "pool of {bytes}: shadow {:?}, llama.cpp {theirs:?}",
+            end.own
+        );
         let (hits, misses) = sums(end.own.small, end.own.large);
         assert!(hits + misses > 0);
         assert_eq!(end.own.small.hits, theirs.small.hits);
@@ -275,7 +278,11 @@ fn the_tap_changes_no_choice_and_its_cost_is_reported() {
     let layers = toy.map.layers().len();
     eprintln!(
         "a token takes {plain_ms:.3} ms without the tap and {tapped_ms:.3} ms with it, {layers} layers asked for; bits {}",
-        if with == without { "are equal" } else { "differ" }
+        if with == without {
+            "are equal"
+        } else {
+            "differ"
+        }
     );
     let likeliest = |row: &[u32]| {
         (0..row.len()).max_by(|&a, &b| f32::from_bits(row[a]).total_cmp(&f32::from_bits(row[b])))

@@ -272,7 +272,10 @@ fn devices_are_refused_by_name_where_the_program_knows_none() {
         let output = program(&all).output().expect("run");
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         let said = String::from_utf8_lossy(&output.stderr);
-        assert!(said.contains(option) && said.contains("make gpu"), "{args:?}: {said}");
+        assert!(
+            said.contains(option) && said.contains("make gpu"),
+            "{args:?}: {said}"
+        );
     }
     // What asks for nothing is taken.
     for args in [&["--vram", "off"][..], &["--gpu-layers", "0"]] {

@@ -9,14 +9,27 @@ fn toys_are_equal_by_seed_and_run() {
     let path = |name: &str| folder.path().join(name).display().to_string();
     let make = |name: &str, more: &[&str]| {
         let output = path(name);
-        let mut args = vec!["demo", "toy", "--layers", "2", "--experts", "4", "--width", "128"];
+        let mut args = vec![
+            "demo",
+            "toy",
+            "--layers",
+            "2",
+            "--experts",
+            "4",
+            "--width",
+            "128",
+        ];
         args.extend(["--expert-width", "64", "-o", &output]);
         args.extend(more);
         program(&args).output().expect("toy")
     };
     for (name, seed) in [("a", "1"), ("b", "1"), ("c", "2")] {
         let made = make(name, &["--seed", seed]);
-        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        assert!(
+            made.status.success(),
+            "{}",
+            String::from_utf8_lossy(&made.stderr)
+        );
     }
     let bytes = |name: &str| std::fs::read(path(name)).expect("a file");
     assert_eq!(bytes("a"), bytes("b"));
@@ -27,19 +40,42 @@ fn toys_are_equal_by_seed_and_run() {
     // What is there stays, unless it may be replaced.
     assert!(!make("a", &[]).status.success());
     assert!(make("a", &["--force"]).status.success());
-    for wrong in [["--width", "100"], ["--expert-width", "40"], ["--top-k", "5"]] {
+    for wrong in [
+        ["--width", "100"],
+        ["--expert-width", "40"],
+        ["--top-k", "5"],
+    ] {
         let output = path("d");
         let mut args = vec!["demo", "toy", "--experts", "4", "-o", &output];
         args.extend(wrong);
         let refused = program(&args).output().expect("toy");
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-        assert!(!refused.status.success() && said.contains("out of range"), "{said}");
+        assert!(
+            !refused.status.success() && said.contains("out of range"),
+            "{said}"
+        );
         assert!(said.contains(wrong[0]), "{said}");
     }
     let model = path("a");
-    let args = ["run", model.as_str(), "--raw", "-p", "abc", "-n", "12", "--temp", "0", "-t", "1"];
+    let args = [
+        "run",
+        model.as_str(),
+        "--raw",
+        "-p",
+        "abc",
+        "-n",
+        "12",
+        "--temp",
+        "0",
+        "-t",
+        "1",
+    ];
     let said = program(&args).output().expect("run");
-    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    assert!(
+        said.status.success(),
+        "{}",
+        String::from_utf8_lossy(&said.stderr)
+    );
     let told = String::from_utf8_lossy(&said.stderr).into_owned();
     assert!(told.contains("answer 12 tokens"), "{told}");
 }

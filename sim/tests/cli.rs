@@ -107,7 +107,7 @@ fn whatif_answers_in_json_and_refuses_by_name() {
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(json["machine"], "rtx-3090");
     let results = json["results"].as_array().unwrap();
-    assert_eq!(results.len(), 6);
+    assert_eq!(results.len(), 8);
     assert_eq!(results[2]["strategy"], "reload-lru");
     assert!(results[2]["figures"]["tok_s"].as_f64().unwrap() > 0.0);
     assert_eq!(results[2]["impossible"], serde_json::Value::Null);

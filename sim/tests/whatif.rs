@@ -66,8 +66,12 @@ fn the_parts_of_a_step_are_the_step() {
     for outcome in compare(&setup).unwrap() {
         let figures = outcome.figures.unwrap();
         let parts = figures.step_s;
-        let sum =
-            parts.dense + parts.card_experts + parts.cpu_experts + parts.bus_wait + parts.disk_wait;
+        let sum = parts.dense
+            + parts.card_experts
+            + parts.cpu_experts
+            + parts.bus_wait
+            + parts.disk_wait
+            + parts.changes;
         let step_s = 4.0 / figures.tok_s;
         assert!((sum / step_s - 1.0).abs() < 1e-9, "{:?}", outcome.strategy);
     }

@@ -1,17 +1,22 @@
 //! Decoding step by step in virtual time: a step is one token of each sequence.
 
+use super::card::{Card, CardTick, OFFLOAD_TOKENS};
 use super::hardware::Hardware;
 use super::locality::Sequence;
 use super::model::ModelSizes;
 use super::strategy::{Experts, LayerPlace, Miss, Placement};
 use super::tier::{Tier, TierPlan};
-use super::{Figures, Setup};
+use super::{Figures, Script, Setup};
+use hotpin_controllers::vram::{Arrangement, Routed};
 use hotpin_controllers::{BuildError, ExpertId, ModelShape};
 use std::collections::VecDeque;
 
 /// Copies for later uses that may wait for the bus, in units of one step's routed experts. What
 /// comes on top is not copied.
 const QUEUED_STEPS: usize = 1;
+
+/// Virtual time in which a law comes to rest before anything is counted, seconds.
+const SETTLE_S: f64 = 120.0;
 
 /// Where a step's time went, seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
@@ -26,11 +31,18 @@ pub struct Seconds {
     pub bus_wait: f64,
     /// Waiting for the disk.
     pub disk_wait: f64,
+    /// Making contexts and models anew.
+    pub changes: f64,
 }
 
 impl Seconds {
     pub(super) fn sum(&self) -> f64 {
-        self.dense + self.card_experts + self.cpu_experts + self.bus_wait + self.disk_wait
+        self.dense
+            + self.card_experts
+            + self.cpu_experts
+            + self.bus_wait
+            + self.disk_wait
+            + self.changes
     }
 
     pub(super) fn scaled(&self, factor: f64) -> Self {
@@ -40,6 +52,7 @@ impl Seconds {
             cpu_experts: self.cpu_experts * factor,
             bus_wait: self.bus_wait * factor,
             disk_wait: self.disk_wait * factor,
+            changes: self.changes * factor,
         }
     }
 }
@@ -48,6 +61,7 @@ impl Seconds {
 #[derive(Clone, Copy, Debug, Default)]
 struct Totals {
     steps: u64,
+    tokens: u64,
     seconds: Seconds,
     /// Routed experts (of unions) that were in VRAM, and all of them.
     vram_hits: u64,
@@ -67,7 +81,9 @@ pub(super) struct Decoder<'a> {
     pub shape: ModelShape,
     pub placement: Placement,
     pub vram: Option<Tier>,
+    pub card: Option<Card>,
     pub ram: Tier,
+    script: Script,
     sequences: Vec<Sequence>,
     context: u32,
     now_s: f64,
@@ -77,10 +93,18 @@ pub(super) struct Decoder<'a> {
     totals: Totals,
     /// Rows of each expert in the present step.
     rows: Vec<u32>,
+    /// Experts of the present layer by token, as the router gives them.
+    ids: Vec<i32>,
+    /// Sequences that decode now.
+    active: usize,
 }
 
 impl<'a> Decoder<'a> {
     pub fn new(setup: &'a Setup, placement: Placement) -> Result<Self, super::WhatIfError> {
+        let card = match placement.pool {
+            Some((bytes, regulated)) => Some(Card::new(setup, bytes, regulated)?),
+            None => None,
+        };
         let shape = setup.model.shape()?;
         let profile = setup.profile(&shape);
         let tier = |kind, capacity_bytes, feed_bytes_per_s| -> Result<Tier, BuildError> {
@@ -103,12 +127,15 @@ impl<'a> Decoder<'a> {
         let sequences = (0..setup.sequences)
             .map(|number| Sequence::new(&setup.source, &shape, setup.seed, number, setup.sequences))
             .collect();
-        Ok(Self {
+        let active = setup.script.active(0.0, setup.sequences as usize);
+        let mut decoder = Self {
             hardware: &setup.hardware,
             model: &setup.model,
             placement,
             vram,
+            card,
             ram,
+            script: setup.script.clone(),
             sequences,
             context: setup.context,
             now_s: 0.0,
@@ -116,14 +143,34 @@ impl<'a> Decoder<'a> {
             copied_bytes: 0.0,
             totals: Totals::default(),
             rows: vec![0; shape.total_experts()],
+            ids: Vec::new(),
+            active,
             shape,
-        })
+        };
+        decoder.place_experts();
+        Ok(decoder)
     }
 
-    /// Decodes `steps` and forgets their figures.
-    pub fn warm_up(&mut self, steps: u64) {
+    /// Decodes `steps`, and longer until a law has come to rest, and forgets their figures.
+    pub fn settle(&mut self, steps: u64) {
         self.run(steps);
+        while self.card.as_ref().is_some_and(Card::is_regulated) && self.now_s < SETTLE_S {
+            self.step();
+        }
         self.totals = Totals::default();
+    }
+
+    /// Decodes for so many seconds; what the law saw and did.
+    pub fn record(&mut self, seconds: f64) -> Vec<CardTick> {
+        if let Some(card) = &mut self.card {
+            card.log = Some(Vec::new());
+        }
+        let until_s = self.now_s + seconds;
+        while self.now_s < until_s {
+            self.step();
+        }
+        let log = self.card.as_mut().and_then(|card| card.log.take());
+        log.unwrap_or_default()
     }
 
     /// Decodes `steps`.
@@ -136,9 +183,8 @@ impl<'a> Decoder<'a> {
     /// Figures since the warm-up, per token.
     pub fn figures(&self) -> Figures {
         let totals = &self.totals;
-        let sequences = self.sequences.len() as f64;
         let steps = (totals.steps as f64).max(1.0);
-        let tokens = steps * sequences;
+        let tokens = (totals.tokens as f64).max(1.0);
         let share = |part: u64, whole: u64| (whole > 0).then(|| part as f64 / whole as f64);
         Figures {
             tok_s: tokens / totals.seconds.sum(),
@@ -152,9 +198,9 @@ impl<'a> Decoder<'a> {
     }
 
     fn step(&mut self) {
+        self.active = self.script.active(self.now_s, self.sequences.len());
         let rows = self.sequence_count();
-        let routed: Vec<Vec<u32>> = self
-            .sequences
+        let routed: Vec<Vec<u32>> = self.sequences[..self.active]
             .iter_mut()
             .map(|sequence| sequence.next_token().to_vec())
             .collect();
@@ -163,8 +209,11 @@ impl<'a> Decoder<'a> {
         for layer in 0..self.shape.layers() {
             let end = slot + self.shape.top_k_in(layer) as usize;
             let mut union: Vec<u32> = Vec::new();
+            let base = self.shape.id(layer, 0).0;
+            self.ids.clear();
             for token in &routed {
                 for &id in &token[slot..end] {
+                    self.ids.push((id - base).cast_signed());
                     if self.rows[id as usize] == 0 {
                         union.push(id);
                     }
@@ -180,6 +229,8 @@ impl<'a> Decoder<'a> {
         self.outside_layers(f64::from(rows));
         let took_s = self.now_s - start_s;
         self.totals.steps += 1;
+        self.totals.tokens += u64::from(rows);
+        self.regulate(rows, took_s);
         for tier in self.vram.iter_mut().chain([&mut self.ram]) {
             tier.decoded(rows, took_s);
         }
@@ -204,7 +255,7 @@ impl<'a> Decoder<'a> {
 
     fn layer(&mut self, layer: usize, union: &[u32]) {
         let place = self.placement.layers[layer];
-        let dense_s = self.dense_s(place, self.sequences.len() as f64);
+        let dense_s = self.dense_s(place, self.active as f64);
         self.pass(
             Seconds {
                 dense: dense_s,
@@ -212,6 +263,10 @@ impl<'a> Decoder<'a> {
             },
             dense_s,
         );
+        let pooled = self.pooled(layer, union);
+        if pooled {
+            return;
+        }
         match place.experts {
             Experts::Vram => {
                 let s = self.on_card_s(union);
@@ -223,22 +278,111 @@ impl<'a> Decoder<'a> {
                 };
                 self.pass(spent, s);
             }
-            Experts::Cpu => {
-                self.totals.accesses += union.len() as u64;
-                let disk_wait = self.read_absent_s(union);
-                let spent = Seconds {
-                    cpu_experts: self.on_cpu_s(union),
-                    dense: if place.dense_on_card {
-                        self.hardware.cpu.handoff_s
-                    } else {
-                        0.0
-                    },
-                    disk_wait,
-                    ..Seconds::default()
-                };
-                self.pass(spent, spent.sum());
-            }
+            Experts::Cpu => self.on_processor(place, union),
             Experts::Cached => self.cached(union),
+        }
+    }
+
+    fn on_processor(&mut self, place: LayerPlace, union: &[u32]) {
+        self.totals.accesses += union.len() as u64;
+        let disk_wait = self.read_absent_s(union);
+        let spent = Seconds {
+            cpu_experts: self.on_cpu_s(union),
+            dense: if place.dense_on_card {
+                self.hardware.cpu.handoff_s
+            } else {
+                0.0
+            },
+            disk_wait,
+            ..Seconds::default()
+        };
+        self.pass(spent, spent.sum());
+    }
+
+    /// Experts through llama.cpp's pool. False where there is none, or whole layers are placed.
+    fn pooled(&mut self, layer: usize, union: &[u32]) -> bool {
+        let place = self.placement.layers[layer];
+        let base = self.shape.id(layer, 0).0;
+        let Some(card) = &mut self.card else {
+            return false;
+        };
+        let lacks = |id: &u32| !card.holds(layer, *id - base);
+        let missing: Vec<u32> = union.iter().copied().filter(lacks).collect();
+        let routed = card.tracker.route(layer, &self.ids, self.active);
+        if place.experts != Experts::Cached {
+            return false;
+        }
+        match routed {
+            Routed::Pooled { misses, .. } => {
+                debug_assert_eq!(misses as usize, missing.len());
+                self.totals.vram_hits += (union.len() - missing.len()) as u64;
+                self.totals.accesses += union.len() as u64;
+                self.upload(union, &missing);
+            }
+            Routed::Bypassed { .. } if self.sequence_count() >= OFFLOAD_TOKENS => {
+                self.totals.accesses += union.len() as u64;
+                self.upload(union, union);
+            }
+            Routed::Bypassed { .. } | Routed::Uncached => self.on_processor(place, union),
+        }
+        true
+    }
+
+    /// The card waits for what is missing, and then computes all. Ids come back over the link first.
+    fn upload(&mut self, union: &[u32], missing: &[u32]) {
+        let ids_s = self
+            .hardware
+            .link
+            .as_ref()
+            .map_or(0.0, |link| link.latency_s);
+        let disk_wait = self.read_absent_s(missing);
+        let copy_s = if missing.is_empty() {
+            0.0
+        } else {
+            self.copy_s(missing)
+        };
+        self.totals.bus_bytes += self.bytes(missing);
+        let spent = Seconds {
+            card_experts: self.on_card_s(union),
+            bus_wait: copy_s + ids_s,
+            disk_wait,
+            ..Seconds::default()
+        };
+        self.pass(spent, 0.0);
+    }
+
+    /// Tells the law of a step, and does what it orders.
+    fn regulate(&mut self, rows: u32, took_s: f64) {
+        let Some(card) = &mut self.card else { return };
+        card.tracker
+            .decoded(rows, crate::plant::to_bytes(took_s * 1e9), true);
+        let hog_bytes = self.script.hog_bytes(self.now_s);
+        let ordered = card.advance(self.now_s, hog_bytes, self.totals.tokens);
+        self.ram.covered = card.covered().map(<[bool]>::to_vec);
+        let Some(ordered) = ordered else { return };
+        card.arrange(ordered.to);
+        self.place_experts();
+        let spent = Seconds {
+            changes: ordered.cost_s,
+            ..Seconds::default()
+        };
+        self.pass(spent, 0.0);
+    }
+
+    /// Puts the layers where the card's arrangement has them.
+    fn place_experts(&mut self) {
+        let Some(card) = &self.card else { return };
+        let others = match card.applied {
+            Arrangement::Reload { .. } => Experts::Cached,
+            Arrangement::Cpu | Arrangement::Static { .. } => Experts::Cpu,
+        };
+        for place in &mut self.placement.layers {
+            place.experts = others;
+        }
+        if let Arrangement::Static { bytes } = card.applied {
+            for layer in card.tracker.layout().static_layers(bytes) {
+                self.placement.layers[layer].experts = Experts::Vram;
+            }
         }
     }
 
@@ -310,7 +454,7 @@ impl<'a> Decoder<'a> {
     /// missing for later uses as far as it can.
     fn assist(&mut self, missing: &[u32], hits_s: f64, disk_wait: f64) {
         let cpu_s = self.on_cpu_s(missing) + self.hardware.cpu.handoff_s;
-        let most = QUEUED_STEPS * self.shape.routed_per_token() as usize * self.sequences.len();
+        let most = QUEUED_STEPS * self.shape.routed_per_token() as usize * self.active;
         for &id in missing {
             if self.copies.len() < most && !self.copies.contains(&ExpertId(id)) {
                 self.copies.push_back(ExpertId(id));
@@ -338,6 +482,7 @@ impl<'a> Decoder<'a> {
         seconds.cpu_experts += spent.cpu_experts;
         seconds.bus_wait += spent.bus_wait;
         seconds.disk_wait += spent.disk_wait;
+        seconds.changes += spent.changes;
         let disk_idle_bytes = (elapsed_s - spent.disk_wait) * self.placement.disk_bytes_per_s;
         let wanted_bytes = self.ram.pins.left_bytes(&self.ram.store);
         self.totals.disk_bytes += wanted_bytes.min(disk_idle_bytes);
@@ -395,7 +540,7 @@ impl<'a> Decoder<'a> {
     }
 
     fn sequence_count(&self) -> u32 {
-        u32::try_from(self.sequences.len()).unwrap_or(u32::MAX)
+        u32::try_from(self.active).unwrap_or(u32::MAX)
     }
 
     fn bytes(&self, experts: &[u32]) -> f64 {

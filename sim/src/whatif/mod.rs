@@ -5,6 +5,7 @@
 //! others have measured.
 
 mod breakeven;
+mod card;
 mod decode;
 mod hardware;
 mod locality;
@@ -15,6 +16,7 @@ mod strategy;
 mod tier;
 
 pub use breakeven::{BreakEven, break_even};
+pub use card::{CardTick, Hog, Script};
 pub use decode::Seconds;
 pub use hardware::{Cpu, DescriptionError, Disk, Gpu, Hardware, Link, PRESETS as MACHINES};
 pub use locality::{Locality, Sequence, Source};
@@ -55,6 +57,8 @@ pub struct Setup {
     pub tick_s: f64,
     /// Seed of everything random.
     pub seed: u64,
+    /// What changes meanwhile.
+    pub script: Script,
     /// Options of the control laws; capacity, churn and read speed are set for each tier.
     pub config: AdaptiveConfig,
 }
@@ -71,6 +75,9 @@ pub enum WhatIfError {
     /// The strategy does not fit the machine.
     #[error(transparent)]
     Impossible(#[from] Impossible),
+    /// The layers are no layout of a pool.
+    #[error(transparent)]
+    Layout(#[from] hotpin_controllers::vram::LayoutError),
     /// The trace is of another model, or empty.
     #[error(
         "the trace has {trace_layers} layers, {trace_experts} experts and {tokens} tokens; the model \
@@ -145,6 +152,7 @@ impl Setup {
             prefill_tokens: 512,
             tick_s: 0.1,
             seed: 1,
+            script: Script::default(),
             config: AdaptiveConfig::default(),
         }
     }
@@ -192,11 +200,7 @@ impl Setup {
     }
 }
 
-/// Answers for one strategy.
-///
-/// # Errors
-/// When the question is refused or the strategy does not fit.
-pub fn evaluate(setup: &Setup, strategy: Strategy) -> Result<Figures, WhatIfError> {
+fn decoder(setup: &Setup, strategy: Strategy) -> Result<Decoder<'_>, WhatIfError> {
     setup.check()?;
     let placement = strategy.place(
         &setup.hardware,
@@ -204,14 +208,36 @@ pub fn evaluate(setup: &Setup, strategy: Strategy) -> Result<Figures, WhatIfErro
         setup.sequences,
         setup.context,
     )?;
-    let mut decoder = Decoder::new(setup, placement)?;
-    decoder.warm_up(setup.warm_up_steps);
+    Decoder::new(setup, placement)
+}
+
+/// Answers for one strategy.
+///
+/// # Errors
+/// When the question is refused or the strategy does not fit.
+pub fn evaluate(setup: &Setup, strategy: Strategy) -> Result<Figures, WhatIfError> {
+    let mut decoder = decoder(setup, strategy)?;
+    decoder.settle(setup.warm_up_steps);
     decoder.run(setup.steps);
     let figures = decoder.figures();
     Ok(Figures {
         prefill_tok_s: decoder.prefill_tok_s(setup, setup.prefill_tokens),
         ..figures
     })
+}
+
+/// What the law does with a card for so many seconds of virtual time, tick by tick; nothing for a
+/// strategy without it.
+///
+/// # Errors
+/// As [`evaluate`].
+pub fn timeline(
+    setup: &Setup,
+    strategy: Strategy,
+    seconds: f64,
+) -> Result<Vec<CardTick>, WhatIfError> {
+    let mut decoder = decoder(setup, strategy)?;
+    Ok(decoder.record(seconds))
 }
 
 /// Answers for every strategy of the machine.

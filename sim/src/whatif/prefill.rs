@@ -66,10 +66,11 @@ impl Decoder<'_> {
             Experts::Vram => Vec::new(),
             Experts::Cpu => all.clone(),
             Experts::Cached => {
-                let resident = |id: u32| {
-                    self.vram
-                        .as_ref()
-                        .is_some_and(|vram| vram.store.is_resident(ExpertId(id)))
+                let base = self.shape.id(layer, 0).0;
+                let resident = |id: u32| match (&self.vram, &self.card) {
+                    (Some(vram), _) => vram.store.is_resident(ExpertId(id)),
+                    (None, Some(card)) => card.holds(layer, id - base),
+                    (None, None) => false,
                 };
                 all.iter().copied().filter(|&id| !resident(id)).collect()
             }

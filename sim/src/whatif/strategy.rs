@@ -24,6 +24,12 @@ pub enum Strategy {
     AssistLru,
     /// The same cache under the adaptive policy.
     AssistAdaptive,
+    /// Dense weights lie in VRAM, the rest of it is llama.cpp's expert pool. A missing expert is
+    /// copied and awaited, before any of its layer is computed.
+    PoolSlru,
+    /// The same under `hotpin`'s law: how large the pool is, and whether whole layers or the processor
+    /// are better. RAM under the adaptive policy.
+    Regulated,
     /// No card: page faults bring in what is missing.
     Mmap,
     /// No card: exact ranges are read when they are routed, nothing is pinned.
@@ -69,6 +75,8 @@ pub(super) struct Placement {
     pub miss: Miss,
     /// Policy of the cache in VRAM and its bytes, where there is one.
     pub vram: Option<(PolicyKind, f64)>,
+    /// Bytes of llama.cpp's pool, where that keeps the experts, and whether the law has them.
+    pub pool: Option<(f64, bool)>,
     /// Policy of RAM and the bytes that it has for experts.
     pub ram: (PolicyKind, f64),
     /// Bandwidth of the disk as this strategy reads it.
@@ -112,6 +120,8 @@ impl Strategy {
                 Self::ReloadAdaptive,
                 Self::AssistLru,
                 Self::AssistAdaptive,
+                Self::PoolSlru,
+                Self::Regulated,
             ]
         } else {
             &[Self::Mmap, Self::Fetch, Self::Static, Self::Adaptive]
@@ -128,6 +138,8 @@ impl Strategy {
             Self::ReloadAdaptive => "reload-adaptive",
             Self::AssistLru => "assist-lru",
             Self::AssistAdaptive => "assist-adaptive",
+            Self::PoolSlru => "pool-slru",
+            Self::Regulated => "regulated",
             Self::Mmap => "mmap",
             Self::Fetch => "fetch",
             Self::Static => "static",
@@ -140,14 +152,25 @@ impl Strategy {
     pub const fn caches(self) -> bool {
         matches!(
             self,
-            Self::ReloadLru | Self::ReloadAdaptive | Self::AssistLru | Self::AssistAdaptive
+            Self::ReloadLru
+                | Self::ReloadAdaptive
+                | Self::AssistLru
+                | Self::AssistAdaptive
+                | Self::PoolSlru
         )
+    }
+
+    /// Whether llama.cpp's pool keeps the experts.
+    const fn is_pool(self) -> bool {
+        matches!(self, Self::PoolSlru | Self::Regulated)
     }
 
     /// The policy of its caches.
     const fn policy(self) -> PolicyKind {
         match self {
-            Self::ReloadAdaptive | Self::AssistAdaptive | Self::Adaptive => PolicyKind::Adaptive,
+            Self::ReloadAdaptive | Self::AssistAdaptive | Self::Regulated | Self::Adaptive => {
+                PolicyKind::Adaptive
+            }
             Self::Static => PolicyKind::Static,
             // With nothing pinned, transit by recency is an LRU cache.
             _ => PolicyKind::Fetch,
@@ -176,7 +199,7 @@ impl Strategy {
             };
             layers
         ];
-        let mut vram = None;
+        let (mut vram, mut pool) = (None, None);
         let mut dense_in_ram_bytes = 0.0;
         if hardware.gpu.is_none() {
             dense_in_ram_bytes = model.dense_bytes() + kv_bytes;
@@ -200,12 +223,16 @@ impl Strategy {
                     given_bytes: vram_bytes,
                 });
             }
-            if self.caches() {
+            if self.caches() || self.is_pool() {
                 places.fill(LayerPlace {
                     dense_on_card: true,
                     experts: Experts::Cached,
                 });
-                vram = Some((self.policy(), for_experts_bytes));
+                if self.is_pool() {
+                    pool = Some((for_experts_bytes, self == Self::Regulated));
+                } else {
+                    vram = Some((self.policy(), for_experts_bytes));
+                }
             } else {
                 let fit = whole(for_experts_bytes / model.layer_experts_bytes(), layers);
                 places[..fit].fill(LayerPlace {
@@ -217,7 +244,10 @@ impl Strategy {
         let cpu = &hardware.cpu;
         let ram_bytes = (cpu.ram_bytes - cpu.ram_reserved_bytes - dense_in_ram_bytes).max(0.0);
         let cycle_bytes = f64::from(model.layers) * f64::from(model.top_k) * model.expert_bytes;
-        for given_bytes in vram.map(|vram| vram.1).into_iter().chain([ram_bytes]) {
+        // The law has an answer for less.
+        let needed = pool.filter(|pool| !pool.1).map(|pool| pool.0);
+        let given = vram.map(|vram| vram.1).into_iter().chain(needed);
+        for given_bytes in given.chain([ram_bytes]) {
             if given_bytes < cycle_bytes {
                 return Err(Impossible::TokenCycle {
                     needed_bytes: cycle_bytes,
@@ -233,6 +263,7 @@ impl Strategy {
                 _ => Miss::Copy,
             },
             vram,
+            pool,
             ram: (self.policy(), ram_bytes),
             disk_bytes_per_s: if self == Self::Mmap {
                 disk.fault_bytes_per_s

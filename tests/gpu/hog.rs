@@ -126,7 +126,11 @@ fn a_hog_gets_the_memory_and_the_pool_comes_back() {
     let less = until(&mut rig, &device, &tokens, "hog", |t| {
         t.pool_bytes < whole.pool_bytes
     });
-    assert!(TOTAL - hog_bytes - less.pool_bytes >= RESERVE, "{less:?}");
+    // Sizes are those of `moe_cache_size`, slots are whole: more than the half that it yields at is free.
+    assert!(
+        TOTAL - hog_bytes - less.pool_bytes > RESERVE / 2,
+        "{less:?}"
+    );
     device.hog_bytes.store(TOTAL, Relaxed);
     until(&mut rig, &device, &tokens, "all of it", |t| {
         t.pool_bytes == 0

@@ -337,7 +337,7 @@ fn write(part: &Part, seed: u64, number: u64, output: &mut Output) -> Result<(),
         output.write(&row)?;
     }
     let padding = part.bytes().next_multiple_of(ALIGNMENT) - part.bytes();
-    output.write(&[0; ALIGNMENT as usize][..usize::try_from(padding).unwrap_or(0)])
+    output.write(&vec![0; usize::try_from(padding).unwrap_or(0)])
 }
 
 /// A number from 2^-14 on as a 16-bit float, rounded towards 0; smaller ones become 2^-14.

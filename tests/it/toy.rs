@@ -21,7 +21,7 @@ fn toys_are_equal_by_seed_and_run() {
         ];
         args.extend(["--expert-width", "64", "-o", &output]);
         args.extend(more);
-        program(&args).output().expect("toy")
+        program(args).output().expect("toy")
     };
     for (name, seed) in [("a", "1"), ("b", "1"), ("c", "2")] {
         let made = make(name, &["--seed", seed]);
@@ -48,7 +48,7 @@ fn toys_are_equal_by_seed_and_run() {
         let output = path("d");
         let mut args = vec!["demo", "toy", "--experts", "4", "-o", &output];
         args.extend(wrong);
-        let refused = program(&args).output().expect("toy");
+        let refused = program(args).output().expect("toy");
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(
             !refused.status.success() && said.contains("out of range"),
@@ -70,7 +70,7 @@ fn toys_are_equal_by_seed_and_run() {
         "-t",
         "1",
     ];
-    let said = program(&args).output().expect("run");
+    let said = program(args).output().expect("run");
     assert!(
         said.status.success(),
         "{}",

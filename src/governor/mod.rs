@@ -22,7 +22,9 @@ use crate::time::nanos;
 use crate::trace::Recording;
 use act::Acted;
 use hdrhistogram::Histogram;
-use hotpin_controllers::{Decision, ExpertId, ModelShape, Moment, Policy, Reason, Residence};
+use hotpin_controllers::{
+    Action, Decision, ExpertId, ModelShape, Moment, Policy, Reason, Residence,
+};
 use monitor::{Experts, Orders};
 use observe::Plant;
 use std::collections::BTreeMap;
@@ -175,6 +177,14 @@ pub struct Governor {
     watchdog: Option<std::thread::JoinHandle<()>>,
 }
 
+/// An expert to read when there is time.
+enum Wanted {
+    /// To be pinned as well.
+    Pin(Action),
+    /// For transit.
+    Warm(ExpertId),
+}
+
 /// What goes round the loop, on the governor's thread.
 struct Loop {
     options: GovernorOptions,
@@ -189,8 +199,10 @@ struct Loop {
     first_faults: Option<u64>,
     first_stall_us: Option<u64>,
     degraded: DegradedSet,
-    /// What is still to be read because the first decision wanted it, best first.
-    wanted: std::vec::IntoIter<ExpertId>,
+    /// What is still to be read because the first decision wanted it, and pinned where it said so.
+    wanted: std::vec::IntoIter<Wanted>,
+    /// Of that, what was pinned since the last tick.
+    early: Vec<Action>,
     vram: Option<Vram>,
 }
 
@@ -233,6 +245,7 @@ impl Governor {
             first_stall_us: None,
             degraded: DegradedSet::default(),
             wanted: Vec::new().into_iter(),
+            early: Vec::new(),
             vram: options.vram.clone().map(Vram::new),
             options,
             regulated,
@@ -406,11 +419,21 @@ impl Loop {
                 return false;
             }
             let store = &self.regulated.store;
-            match self.wanted.next() {
-                Some(id) if store.warm(id) => {}
-                Some(_) => self.wanted = Vec::new().into_iter(),
-                None if store.prepare() => {}
+            let has_room = match self.wanted.next() {
+                Some(Wanted::Warm(id)) => store.warm(id),
+                Some(Wanted::Pin(action)) => {
+                    let has_room = store.warm(action.expert);
+                    // What cannot be locked now is told by the tick that tries again.
+                    if has_room && matches!(store.pin(action.expert), Ok(true)) {
+                        self.early.push(action);
+                    }
+                    has_room
+                }
+                None if store.prepare() => true,
                 None => break,
+            };
+            if !has_room {
+                self.wanted = Vec::new().into_iter();
             }
         }
         true
@@ -492,6 +515,7 @@ impl Loop {
                 .observation(&sample, &self.options, &self.regulated.shape, covered);
         self.policy.tick(&observation, &mut self.decision);
         if orders.paused {
+            self.wanted = Vec::new().into_iter();
             self.decision.pin.clear();
             self.decision
                 .unpin
@@ -501,8 +525,12 @@ impl Loop {
         if first.is_some() && self.options.fill == Fill::Beside {
             let planned: Vec<ExpertId> = self.decision.pin.iter().map(|a| a.expert).collect();
             self.regulated.store.clear_loaded(&planned);
-            self.wanted = act::best_first(self.policy.ranks()).into_iter();
-            self.decision.pin.clear();
+            let pins = self.decision.pin.drain(..).map(Wanted::Pin);
+            // What is there by then is passed over.
+            let others = act::best_first(self.policy.ranks())
+                .into_iter()
+                .map(Wanted::Warm);
+            self.wanted = pins.chain(others).collect::<Vec<_>>().into_iter();
             first = None;
         }
         let decided_ns = nanos(began.elapsed());
@@ -518,7 +546,7 @@ impl Loop {
         let floors = self.floors();
         let (sensors, mut lookout) = (&mut self.sensors, alarm::Lookout::new());
         let mut is_short = || lookout.is_short(|| sensors.usable_bytes(floors[0], floors[1]));
-        let acted = act::carry_out(
+        let mut acted = act::carry_out(
             self.regulated.store.as_ref(),
             &self.regulated.shape,
             &self.decision,
@@ -527,6 +555,7 @@ impl Loop {
             first,
             &mut is_short,
         );
+        acted.pinned.append(&mut self.early);
         self.report(now, &sample, &acted, orders.paused);
         if timed {
             // The tick's own time: what it decides, without the lock calls that carry it out, which

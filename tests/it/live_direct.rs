@@ -446,7 +446,10 @@ fn a_session_begins_at_once_and_is_filled_beside() {
     options.profile = Some((0..shape.total_experts()).map(rank).collect());
     let mut rig = Rig::assemble(loaded.model, loaded.map, options, &mut |_, _| {}).expect("rig");
     let store = Arc::clone(rig.store.as_ref().expect("store"));
-    assert_eq!(store.held().pinned_bytes, 0, "nothing was waited for");
+    assert!(
+        store.held().pinned_bytes < half / 4,
+        "it was not waited for"
+    );
     assert_eq!(bits(&mut rig, &tokens, 24), stock);
     let until = std::time::Instant::now() + Duration::from_secs(60);
     let filled = || {

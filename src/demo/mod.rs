@@ -36,7 +36,7 @@ pub use error::Error;
 pub use options::{MAX_EXPERTS, ModelArgs, Options, Quant, Workload};
 pub use progress::{Progress, Stage, Step, bar};
 pub use report::{DomainDrift, LayerRouting, Report, Seconds};
-pub use toy::{ToyArgs, build_toy};
+pub use toy::{ToyArgs, build_toy, byte_tokens};
 
 /// Most threads that cluster and quantise; the file does not depend on how many there are.
 const MAX_THREADS: usize = 8;

@@ -271,11 +271,12 @@ fn header(args: &ToyArgs, parts: &[Part]) -> Vec<u8> {
     bytes
 }
 
-/// A token for each byte, as byte-level BPE writes them, without merges that matter.
-fn vocabulary(keys: &mut Header) {
+/// A token for each byte, as byte-level BPE writes them.
+#[must_use]
+pub fn byte_tokens() -> Vec<String> {
     let printable = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let mut shifted = 0x100;
-    let mut tokens: Vec<String> = (0..=255_u8)
+    (0..=255_u8)
         .map(|byte| {
             if printable(byte) {
                 return char::from(byte).to_string();
@@ -283,7 +284,12 @@ fn vocabulary(keys: &mut Header) {
             shifted += 1;
             char::from_u32(shifted - 1).map_or_else(String::new, String::from)
         })
-        .collect();
+        .collect()
+}
+
+/// Byte-level BPE, without merges that matter.
+fn vocabulary(keys: &mut Header) {
+    let mut tokens = byte_tokens();
     let bytes = tokens.len();
     tokens.push("th".to_owned());
     let controls = (tokens.len()..VOCABULARY as usize).map(|n| format!("<|control {n}|>"));

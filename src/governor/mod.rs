@@ -55,7 +55,7 @@ pub enum Fill {
     #[default]
     Before,
     /// At once. What the first decision would pin is read meanwhile, best first, between ticks and behind
-    /// the engine's own reads; ticks pin it as they come.
+    /// the engine's own reads, and pinned as it comes.
     Beside,
 }
 

@@ -464,6 +464,21 @@ fn a_disk_twenty_times_slower_gives_the_same_text_and_no_alarm() {
     assert!(said.contains("0.06 GB/s"), "{said}");
 }
 
+/// A session in a group that says more than anybody waits for, with quick ticks.
+fn long_answer(own: &Copy, store: &str, join: &CgroupJoin) -> Answering {
+    let more = ["--store", store, "--tick-ms", "20"];
+    let args = support::with_context(greedy(&own.model, PROMPT, "2000", &more));
+    Answering::begin(within(join, &program(args)), 8)
+}
+
+/// It says what stock says as far as it comes, and nobody in its group is killed.
+fn ends_as_stock(run: Answering, stock: &str, store: &str, join: &CgroupJoin) {
+    let said = run.cut_off(100);
+    let common = said.len().min(stock.trim_end().len());
+    assert_eq!(said[..common], stock[..common], "{store}");
+    assert!(!killed(join), "{store}");
+}
+
 /// Version 1 refuses a limit below what cannot be reclaimed; whoever lowers it in steps, as orchestrators
 /// do, gets there, since each step makes the loop give memory back.
 #[test]
@@ -481,9 +496,7 @@ fn a_limit_that_is_lowered_while_it_runs_is_followed() {
         own.evict();
         let group = parent.run_group(600_000_000).expect("group");
         let join = group.join();
-        let more = ["--store", store, "--tick-ms", "20"];
-        let args = support::with_context(greedy(&own.model, PROMPT, "2000", &more));
-        let run = Answering::begin(within(&join, &program(args)), 8);
+        let run = long_answer(&own, store, &join);
         let limit = ["memory.limit_in_bytes", "memory.max"]
             .map(|file| join.procs.with_file_name(file))
             .into_iter()
@@ -506,10 +519,7 @@ fn a_limit_that_is_lowered_while_it_runs_is_followed() {
             after < 180_000_000,
             "{store}: {before} locked before, {after} after"
         );
-        let said = run.cut_off(100);
-        let common = said.len().min(stock.trim_end().len());
-        assert_eq!(said[..common], stock[..common], "{store}");
-        assert!(!killed(&join), "{store}");
+        ends_as_stock(run, &stock, store, &join);
     }
 }
 
@@ -536,9 +546,7 @@ fn memory_high_is_a_limit_like_others_and_may_be_lowered_at_once() {
         }
         let set = |bytes: u64| std::fs::write(&high, bytes.to_string()).expect("memory.high");
         set(400_000_000);
-        let more = ["--store", store, "--tick-ms", "20"];
-        let args = support::with_context(greedy(&own.model, PROMPT, "2000", &more));
-        let run = Answering::begin(within(&join, &program(args)), 8);
+        let run = long_answer(&own, store, &join);
         let status = format!("/proc/{}/status", run.id());
         let locked = || kb_line(&status, "VmLck").unwrap_or(0);
         wait_until("experts are locked", || locked() > 100_000_000);
@@ -552,10 +560,7 @@ fn memory_high_is_a_limit_like_others_and_may_be_lowered_at_once() {
             locked(),
             began.elapsed()
         );
-        let said = run.cut_off(100);
-        let common = said.len().min(stock.trim_end().len());
-        assert_eq!(said[..common], stock[..common], "{store}");
-        assert!(!killed(&join), "{store}");
+        ends_as_stock(run, &stock, store, &join);
     }
 }
 

@@ -4,6 +4,7 @@ use super::blueprint::{self, Wanted};
 use super::rows::{BASE, Place, Row, Value};
 use super::weights;
 use crate::gguf_writer::{F32, Gguf, I32, I32_TENSOR, Ty};
+use hotpin::demo::byte_tokens;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -90,17 +91,7 @@ fn set(model: Gguf, row: &Row, key: &str, value: &Value) -> Gguf {
 
 /// Byte-level BPE with no merge that matters.
 fn vocabulary(model: Gguf) -> Gguf {
-    let printable = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
-    let mut shifted = 0x100;
-    let mut tokens: Vec<String> = (0..=255_u8)
-        .map(|byte| {
-            if printable(byte) {
-                return char::from(byte).to_string();
-            }
-            shifted += 1;
-            char::from_u32(shifted - 1).expect("a letter").to_string()
-        })
-        .collect();
+    let mut tokens = byte_tokens();
     tokens.extend(["th", "in"].map(str::to_owned));
     let controls = VOCABULARY - u32::try_from(tokens.len()).expect("small");
     let mut types = vec![1; tokens.len()];

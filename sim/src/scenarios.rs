@@ -205,6 +205,7 @@ fn quiet(name: &str, seed: u64) -> Scenario {
             lock_s_per_byte: 60e-12,
             unlock_s_per_byte: 60e-12,
             fresh_s_per_byte: 0.0,
+            handling_s_per_byte: 0.0,
         },
         store: StoreKind::Mapped,
         others: Schedule::constant(QUIET_BYTES),

@@ -130,8 +130,12 @@ fn direct_document(direct: Option<Direct>) -> String {
         format!(
             "direct_compute_s = {:.6}         # a token with everything in the arena of the store direct\n\
              direct_bytes_per_s = {:.4e}      # its reads\n\
-             direct_fresh_s_per_byte = {:.3e} # beyond the read, of memory used for the first time\n",
-            direct.compute_s, direct.bytes_per_s, direct.fresh_s_per_byte
+             direct_fresh_s_per_byte = {:.3e} # beyond the read, of memory used for the first time\n\
+             direct_handling_s_per_byte = {:.3e} # of a token's time beside the wait, for each byte read\n",
+            direct.compute_s,
+            direct.bytes_per_s,
+            direct.fresh_s_per_byte,
+            direct.handling_s_per_byte
         )
     })
 }

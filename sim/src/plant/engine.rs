@@ -13,6 +13,9 @@ const PAGE_BYTES: u64 = 4096;
 /// part of what is read, part after part, so that one is computed while the next arrives.
 const PARTS: u32 = 3;
 
+/// Memory that the governor makes ready for the store `direct` before it is used, bytes.
+const AHEAD_BYTES: f64 = 134_217_728.0;
+
 /// Everything that moves between ticks.
 #[derive(Debug)]
 pub(super) struct Engine<'a> {
@@ -36,6 +39,9 @@ pub(super) struct Engine<'a> {
     overlapped_s: f64,
     /// Time of a core that locking takes, not yet passed.
     owed_s: f64,
+    /// Memory that is ready and was not used yet, bytes, and since when no more was made ready.
+    ready_bytes: f64,
+    ready_s: f64,
     /// Prefill batches done.
     prefills: usize,
     router: Router<'a>,
@@ -79,6 +85,8 @@ impl<'a> Engine<'a> {
             fetches,
             overlapped_s,
             owed_s: 0.0,
+            ready_bytes: 0.0,
+            ready_s: 0.0,
             prefills: 0,
             scenario,
         }
@@ -183,7 +191,6 @@ impl<'a> Engine<'a> {
                     self.totals.misses += 1;
                     self.totals.fetch_bytes += bytes;
                     need.read_bytes += bytes;
-                    need.experts += 1;
                     if before {
                         need.refault_bytes += bytes as f64 * machine.own_refault_share;
                     }
@@ -203,11 +210,27 @@ impl<'a> Engine<'a> {
         };
         self.major_faults += need.fault_bytes / PAGE_BYTES;
         self.store.evict(routed);
-        let fresh_s = self.store.fresh_bytes() as f64 * machine.fresh_s_per_byte;
-        self.now_s += fresh_s;
+        let fresh_s = self.freshen(machine);
+        self.now_s += fresh_s + bytes as f64 * machine.handling_s_per_byte;
         stall_s += fresh_s;
         self.totals.stall_ns += to_ns(stall_s);
         self.memory.reclaim(machine, &mut self.store);
+    }
+
+    /// Uses memory for the first time where what is held is more than ever. The governor has made some ready
+    /// since it was last used, and is no faster than the engine would be. Returns the seconds that the engine
+    /// takes for the rest.
+    fn freshen(&mut self, machine: &Machine) -> f64 {
+        if machine.fresh_s_per_byte <= 0.0 {
+            return 0.0;
+        }
+        let made_bytes = (self.now_s - self.ready_s) / machine.fresh_s_per_byte;
+        self.ready_s = self.now_s;
+        self.ready_bytes = (self.ready_bytes + made_bytes).min(AHEAD_BYTES);
+        let fresh_bytes = self.store.fresh_bytes() as f64;
+        let used_bytes = fresh_bytes.min(self.ready_bytes);
+        self.ready_bytes -= used_bytes;
+        (fresh_bytes - used_bytes) * machine.fresh_s_per_byte
     }
 
     /// Waits for bytes from the disk, which the governor's reads share half and half. Returns the
@@ -219,13 +242,9 @@ impl<'a> Engine<'a> {
         let (latency_s, read_s) = if self.fetches {
             (machine.disk_latency_s, need.read_bytes as f64 / rate)
         } else {
-            // Experts fault in one after the other.
             let read_bytes = need.read_bytes as f64 * machine.readahead_amplification;
             let read_s = read_bytes / (machine.readahead_bytes_per_s * speed);
-            (
-                machine.readahead_latency_s * f64::from(need.experts),
-                read_s,
-            )
+            (machine.readahead_latency_s, read_s)
         };
         // In disk-bandwidth bytes, which the pins share half and half.
         let needed_bytes = (read_s + fault_s) * rate;
@@ -263,8 +282,6 @@ fn hidden_s(latency_s: f64, read_s: f64, compute_s: f64) -> f64 {
 struct Need {
     read_bytes: u64,
     fault_bytes: u64,
-    /// Experts that are read.
-    experts: u32,
     /// Bytes whose wait the kernel counts as memory pressure.
     refault_bytes: f64,
 }

@@ -39,13 +39,15 @@ pub struct Calibrated {
     pub unlock_s_per_byte: f64,
     /// Dropping a byte from the page cache, seconds. It is done beside the reads of what replaces it.
     pub evict_s_per_byte: f64,
-    /// A token with everything in the arena of the store `direct`, seconds. This and the next two are
+    /// A token with everything in the arena of the store `direct`, seconds. This and the next three are
     /// absent where that store cannot work.
     pub direct_compute_s: Option<f64>,
     /// Direct reads of experts into that arena while the engine waits for them, bytes per second.
     pub direct_bytes_per_s: Option<f64>,
     /// What a byte costs, beyond the read, of memory that the arena uses for the first time, seconds.
     pub direct_fresh_s_per_byte: Option<f64>,
+    /// What a byte that the engine reads costs it beside the wait, seconds.
+    pub direct_handling_s_per_byte: Option<f64>,
 }
 
 /// Why a calibration was refused.
@@ -79,6 +81,7 @@ impl Calibrated {
         let optional = |value: Option<f64>, otherwise| value.unwrap_or(otherwise);
         let direct_bytes_per_s = optional(found.direct_bytes_per_s, 1e9);
         let direct_fresh_s_per_byte = optional(found.direct_fresh_s_per_byte, 0.0);
+        let direct_handling_s_per_byte = optional(found.direct_handling_s_per_byte, 0.0);
         let direct_compute_s = optional(found.direct_compute_s, 1.0);
         let (rate, time, latency, cost) = (1e3..=1e15, 1e-9..=1e5, 0.0..=1e5, 0.0..=1.0);
         let fields = [
@@ -104,6 +107,11 @@ impl Calibrated {
             ("direct_compute_s", direct_compute_s, &time),
             ("direct_bytes_per_s", direct_bytes_per_s, &rate),
             ("direct_fresh_s_per_byte", direct_fresh_s_per_byte, &cost),
+            (
+                "direct_handling_s_per_byte",
+                direct_handling_s_per_byte,
+                &cost,
+            ),
         ];
         // NaN lies in no range.
         let refused = fields
@@ -132,6 +140,7 @@ impl Calibrated {
             machine.compute_s = known(self.direct_compute_s)?;
             machine.disk_bytes_per_s = known(self.direct_bytes_per_s)?;
             machine.fresh_s_per_byte = known(self.direct_fresh_s_per_byte)?;
+            machine.handling_s_per_byte = known(self.direct_handling_s_per_byte)?;
             // Several reads are always under way.
             machine.disk_latency_s = 0.0;
             // What is in the arena is locked already; pins are entries in the books.
@@ -169,6 +178,7 @@ impl Calibrated {
             lock_s_per_byte: self.lock_s_per_byte,
             unlock_s_per_byte: self.unlock_s_per_byte,
             fresh_s_per_byte: 0.0,
+            handling_s_per_byte: 0.0,
         }
     }
 }
@@ -209,13 +219,14 @@ mod tests {
         let off = found.machine(None, PolicyKind::Off, StoreKind::Direct);
         assert_eq!(off.unwrap().compute_s, 0.0182, "off uses no store");
         let more = "direct_compute_s = 0.017\ndirect_bytes_per_s = 2.1e9\n\
-                    direct_fresh_s_per_byte = 1e-9\n";
+                    direct_fresh_s_per_byte = 1e-9\ndirect_handling_s_per_byte = 2e-10\n";
         let found = Calibrated::parse(&format!("{MEASURED}{more}")).unwrap();
         let machine = found.machine(None, PolicyKind::Fetch, StoreKind::Direct);
         let machine = machine.unwrap();
         assert_eq!(machine.disk_bytes_per_s, 2.1e9);
         assert_eq!(machine.compute_s, 0.017);
         assert_eq!(machine.fresh_s_per_byte, 1e-9);
+        assert_eq!(machine.handling_s_per_byte, 2e-10);
         assert_eq!(machine.lock_s_per_byte, 0.0);
     }
 

@@ -104,7 +104,7 @@ pub struct Machine {
     pub compute_s: f64,
     /// Bandwidth of page faults with the kernel's readahead, as `off` reads: bytes read per second.
     pub readahead_bytes_per_s: f64,
-    /// Until the first page of an expert has faulted in so, seconds.
+    /// Until the first page of a layer's experts has faulted in so, seconds.
     pub readahead_latency_s: f64,
     /// Bytes that such faults read, and that then are cached, for a byte used; at least 1.
     pub readahead_amplification: f64,
@@ -112,9 +112,12 @@ pub struct Machine {
     pub lock_s_per_byte: f64,
     /// The same for unlocking.
     pub unlock_s_per_byte: f64,
-    /// What a byte costs the engine, beyond the read, of memory that the store `direct` uses for the
-    /// first time, seconds: it is zeroed and locked.
+    /// What a byte costs, beyond the read, of memory that the store `direct` uses for the first time,
+    /// seconds: it is zeroed and locked. The governor does it ahead of the engine as far as it can.
     pub fresh_s_per_byte: f64,
+    /// What a byte that the engine reads costs it beside the wait, seconds: reads are begun and taken in,
+    /// and what arrives is computed apart.
+    pub handling_s_per_byte: f64,
 }
 
 /// A run of the closed loop.

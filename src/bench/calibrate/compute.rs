@@ -21,7 +21,7 @@ const TIMED_TOKENS: usize = 96;
 const FRESH_READS: usize = 96;
 /// Experts that the arena holds while nearly all that is routed has to be read, and tokens decoded so.
 const ARENA_EXPERTS: u64 = 64;
-const STARVED_TOKENS: usize = 16;
+const STARVED_TOKENS: usize = 48;
 /// Matmuls of a layer's experts, each of which waits for its own part.
 const PARTS: f64 = 3.0;
 /// Longer than a calibration: nothing is decided meanwhile.
@@ -51,6 +51,9 @@ pub(super) struct Direct {
     pub(super) bytes_per_s: f64,
     /// Seconds a byte, beyond the read, of memory that the arena uses for the first time.
     pub(super) fresh_s_per_byte: f64,
+    /// Seconds a byte of a token's time that are neither a wait for it nor computing as with everything in
+    /// the arena: reads are begun and taken in, what arrives is computed apart.
+    pub(super) handling_s_per_byte: f64,
 }
 
 /// Decodes with everything in memory, once with each way to wait.
@@ -176,12 +179,16 @@ fn direct(
     let cycle_bytes = map.shape().token_cycle_bytes() as f64;
     let share = cycle_bytes / (cycle_bytes + engine_bytes as f64);
     let hidden_s = compute_s * share * (1.0 - 1.0 / PARTS) * STARVED_TOKENS as f64;
-    let bytes_per_s = read_bytes / (starved.stall_ns as f64 / 1e9 + hidden_s);
+    let stall_s = starved.stall_ns as f64 / 1e9;
+    let bytes_per_s = read_bytes / (stall_s + hidden_s);
+    let computing_s = starved.decode_ns as f64 / 1e9 - stall_s;
+    let handling_s = (computing_s - compute_s * STARVED_TOKENS as f64).max(0.0);
     let fresh_s_per_byte = fresh.as_secs_f64() / fresh_bytes.max(1) as f64;
     Ok(Some(Direct {
         compute_s,
         bytes_per_s,
         fresh_s_per_byte: (fresh_s_per_byte - 1.0 / bytes_per_s).max(0.0),
+        handling_s_per_byte: handling_s / read_bytes.max(1.0),
     }))
 }
 

@@ -9,14 +9,16 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Batches timed for each number of experts.
-const FETCHES_A_SIZE: usize = 24;
-const FAULTS_A_SIZE: usize = 12;
+/// Everything is timed this often, in turns: disks that others share are faster at one time than at another.
+const PASSES: usize = 6;
+/// Batches timed in a pass for each number of experts.
+const FETCHES_A_SIZE: usize = 12;
+const FAULTS_A_SIZE: usize = 6;
 /// Experts faulted in while nothing is cached. They are no neighbours.
 const ALONE: usize = 24;
-/// Batches timed page by page, and locked and dropped.
-const PAGEWISE: usize = 6;
-const LOCKS: usize = 24;
+/// Batches timed in a pass page by page, and locked and dropped.
+const PAGEWISE: usize = 3;
+const LOCKS: usize = 8;
 /// Batches whose room is made before reads with room are timed.
 const ROOM_BATCHES: usize = 8;
 /// Batches beyond the group's limit that are read before anything is timed.
@@ -70,24 +72,39 @@ pub(super) fn measure(order: &Order) -> Result<Memory> {
     while filled_bytes < order.memory_bytes / 100 * FILL_PERCENT {
         filled_bytes += mover.arrive(top_k, fetched)?.1;
     }
-    let (fetch_latency_s, fetch_bytes_per_s) =
-        mover.line(top_k, FETCHES_A_SIZE, fetched, Room::Full)?;
-    // Room for the first, so that no read has to wait for the kernel.
-    for _ in 0..ROOM_BATCHES {
-        let experts = mover.batches.next(top_k);
-        probe.arrive(&experts, fetched, mover.threads)?;
-        let _ = probe.evict(&experts);
-    }
-    let (roomy_latency_s, roomy_bytes_per_s) =
-        mover.line(top_k, FETCHES_A_SIZE, fetched, Room::Made)?;
-    let (fault_latency_s, fault_bytes_per_s) =
-        mover.line(top_k, FAULTS_A_SIZE, Arrival::Faulted, Room::Full)?;
+    let mut lines = [const { Line::new() }; 3];
     let mut pagewise = (Duration::ZERO, 0);
-    for _ in 0..PAGEWISE {
-        let (took, bytes) = mover.arrive(1, Arrival::PageByPage)?;
-        pagewise = (pagewise.0 + took, pagewise.1 + bytes);
+    let mut locking = (0, [Duration::ZERO; 3]);
+    for _ in 0..PASSES {
+        mover.sample(&mut lines[0], top_k, FETCHES_A_SIZE, fetched, Room::Full)?;
+        mover.sample(
+            &mut lines[2],
+            top_k,
+            FAULTS_A_SIZE,
+            Arrival::Faulted,
+            Room::Full,
+        )?;
+        for _ in 0..PAGEWISE {
+            let (took, bytes) = mover.arrive(1, Arrival::PageByPage)?;
+            pagewise = (pagewise.0 + took, pagewise.1 + bytes);
+        }
+        mover.lock(&mut locking, top_k, fetched)?;
+        // Room for the first, so that no read has to wait for the kernel.
+        for _ in 0..ROOM_BATCHES {
+            let experts = mover.batches.next(top_k);
+            probe.arrive(&experts, fetched, mover.threads)?;
+            let _ = probe.evict(&experts);
+        }
+        mover.sample(&mut lines[1], top_k, FETCHES_A_SIZE, fetched, Room::Made)?;
     }
-    let locks = mover.locks(top_k, fetched)?;
+    let [
+        (fetch_latency_s, fetch_bytes_per_s),
+        (roomy_latency_s, roomy_bytes_per_s),
+        (fault_latency_s, fault_bytes_per_s),
+    ] = lines.map(|line| line.fit());
+    let locks = locking
+        .1
+        .map(|sum| sum.as_secs_f64() / locking.0.max(1) as f64);
     Ok(Memory {
         fetch_latency_s,
         fetch_bytes_per_s,
@@ -133,20 +150,18 @@ impl Mover<'_> {
         Ok((took, bytes_of(self.map, &experts)))
     }
 
-    /// Latency and bandwidth over batches of 1 to `top_k` experts: a straight line through the
-    /// means, by least squares.
-    fn line(
+    /// Times `repeats` batches of each of 1 to `top_k` experts.
+    fn sample(
         &mut self,
+        line: &mut Line,
         top_k: usize,
         repeats: usize,
         how: Arrival,
         room: Room,
-    ) -> Result<(f64, f64)> {
-        let mut points = Vec::new();
-        let mut sizes: Vec<Vec<(f64, f64)>> = vec![Vec::new(); top_k];
+    ) -> Result<()> {
         for _ in 0..repeats {
-            for (index, samples) in sizes.iter_mut().enumerate() {
-                let experts = self.batches.next(index + 1);
+            for count in 1..=top_k {
+                let experts = self.batches.next(count);
                 let read_before = read_bytes()?;
                 let took = self.probe.arrive(&experts, how, self.threads)?;
                 let bytes = match how {
@@ -154,37 +169,61 @@ impl Mover<'_> {
                     Arrival::Faulted => read_bytes()? - read_before,
                     _ => bytes_of(self.map, &experts),
                 };
-                samples.push((bytes as f64, took.as_secs_f64()));
+                line.add(count, bytes as f64, took.as_secs_f64());
                 if room == Room::Made {
                     // What is read next finds as much room as this took, and some from the start.
                     let _ = self.probe.evict(&experts);
                 }
             }
         }
-        for samples in &mut sizes {
-            // Not the median: a token waits for slow reads too.
-            let count = samples.len().max(1) as f64;
-            let sums = samples.iter().fold((0.0, 0.0), |sums, sample| {
-                (sums.0 + sample.0, sums.1 + sample.1)
-            });
-            points.push((sums.0 / count, sums.1 / count));
-        }
-        Ok(straight_line(&points))
+        Ok(())
     }
 
-    /// Seconds a byte to lock, unlock and drop resident experts.
-    fn locks(&mut self, top_k: usize, how: Arrival) -> Result<[f64; 3]> {
-        let mut sums = [Duration::ZERO; 3];
-        let mut bytes = 0;
+    /// Bytes of resident experts that were locked, unlocked and dropped, and the time of each.
+    fn lock(
+        &mut self,
+        (bytes, sums): &mut (u64, [Duration; 3]),
+        top_k: usize,
+        how: Arrival,
+    ) -> Result<()> {
         for _ in 0..LOCKS {
             let experts = self.batches.next(top_k);
             self.probe.arrive(&experts, how, self.threads)?;
             sums[0] += self.probe.lock(&experts)?;
             sums[1] += self.probe.unlock(&experts);
             sums[2] += self.probe.evict(&experts);
-            bytes += bytes_of(self.map, &experts);
+            *bytes += bytes_of(self.map, &experts);
         }
-        Ok(sums.map(|sum| sum.as_secs_f64() / bytes.max(1) as f64))
+        Ok(())
+    }
+}
+
+/// Times of batches by how many experts each has.
+#[derive(Debug)]
+struct Line {
+    /// For each number of experts: batches, bytes, seconds.
+    sums: Vec<(f64, f64, f64)>,
+}
+
+impl Line {
+    const fn new() -> Self {
+        Self { sums: Vec::new() }
+    }
+
+    fn add(&mut self, experts: usize, bytes: f64, seconds: f64) {
+        if self.sums.len() < experts {
+            self.sums.resize(experts, (0.0, 0.0, 0.0));
+        }
+        let sum = &mut self.sums[experts - 1];
+        *sum = (sum.0 + 1.0, sum.1 + bytes, sum.2 + seconds);
+    }
+
+    /// Latency and bandwidth: a straight line through the means, by least squares. Not the medians: a token waits
+    /// for slow reads too.
+    fn fit(&self) -> (f64, f64) {
+        let timed = self.sums.iter().filter(|sum| sum.0 > 0.0);
+        let points: Vec<_> = timed.map(|sum| (sum.1 / sum.0, sum.2 / sum.0)).collect();
+        straight_line(&points)
     }
 }
 
@@ -207,6 +246,19 @@ fn straight_line(points: &[(f64, f64)]) -> (f64, f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_timed_in_turns_makes_one_line() {
+        let mut line = Line::new();
+        for slow in [1.0, 3.0] {
+            for experts in 1..=4 {
+                let bytes = experts as f64 * 3e6;
+                line.add(experts, bytes, slow * (1e-4 + bytes / 8e8));
+            }
+        }
+        let (latency_s, bytes_per_s) = line.fit();
+        assert!((latency_s - 2e-4).abs() < 1e-9 && (bytes_per_s - 4e8).abs() < 1.0);
+    }
 
     #[test]
     fn a_line_gives_latency_and_bandwidth() {

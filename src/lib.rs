@@ -20,6 +20,7 @@ pub mod model;
 pub mod outlook;
 pub mod plant;
 pub mod profile;
+mod rng;
 pub mod sensors;
 pub mod server;
 pub mod size;

@@ -10,7 +10,7 @@ use super::roofline::{Measured, Roofline};
 use super::shaken::{Shaking, shake};
 use crate::config::args::DeviceArgs;
 use crate::engine::{EngineOptions, Model, Session, Token};
-use crate::governor::{Fill, Journal, JournalFile, OnFailure};
+use crate::governor::{Journal, JournalFile, OnFailure};
 use crate::model::ModelMap;
 use crate::plant::{Rig, RigOptions, Totals, VramOptions};
 use crate::profile::Profile;
@@ -152,16 +152,14 @@ fn rig_options(request: &ChildRequest, map: &ModelMap, passed: Passed) -> Result
         .as_deref()
         .map(JournalFile::create)
         .transpose()?;
+    let engine = EngineOptions {
+        threads: request.threads,
+        ..passed.engine
+    };
     Ok(RigOptions {
-        policy: request.policy.parse::<PolicyKind>()?,
-        store,
         direct: DirectOptions {
             verify: passed.verify,
             ..DirectOptions::default()
-        },
-        engine: EngineOptions {
-            threads: request.threads,
-            ..passed.engine
         },
         control: passed.control,
         profile,
@@ -170,11 +168,11 @@ fn rig_options(request: &ChildRequest, map: &ModelMap, passed: Passed) -> Result
         recorder,
         // A run that is not regulated as it should be is no figure.
         on_failure: OnFailure::Stop,
-        fill: Fill::Before,
         vram: VramOptions {
             size: passed.device.vram(),
             source: None,
         },
+        ..RigOptions::new(request.policy.parse::<PolicyKind>()?, store, engine)
     })
 }
 

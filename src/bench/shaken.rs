@@ -3,6 +3,7 @@
 
 use crate::governor::Monitor;
 use crate::plant::Rig;
+use crate::rng::Rng;
 use crate::sensors::{Roots, Sensors};
 use crate::size::format_bytes;
 use crate::store::ExpertStore;
@@ -21,8 +22,8 @@ const EVERY: Duration = Duration::from_secs(1);
 const SETTLED_WITHIN: u32 = 40;
 const SETTLING: Duration = Duration::from_millis(50);
 /// Least and most capacity, percent of the model's experts.
-const LEAST_PERCENT: u64 = 5;
-const MOST_PERCENT: u64 = 100;
+const LEAST_PERCENT: u32 = 5;
+const MOST_PERCENT: u32 = 100;
 
 /// What was changed, and what was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -73,18 +74,12 @@ pub(super) fn shake(rig: &Rig<'_>, expert_bytes: u64, seed: u64) -> Result<Shaki
     let monitor = governor.context("capacity cannot be changed where no policy regulates it")?;
     let (monitor, store) = (monitor.monitor(), rig.store.clone().context("no store")?);
     let (stop, stopped) = channel();
-    let mut random = seed.max(1);
-    let mut next = move |below: u64| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random % below
-    };
+    let mut random = Rng::new(seed, [0; 3]);
     let thread = std::thread::spawn(move || {
         let mut watch = Watch::new(monitor, store);
         while stopped.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
-            let percent = LEAST_PERCENT + next(MOST_PERCENT - LEAST_PERCENT + 1);
-            watch.change(expert_bytes / 100 * percent)?;
+            let percent = LEAST_PERCENT + random.below(MOST_PERCENT - LEAST_PERCENT + 1);
+            watch.change(expert_bytes / 100 * u64::from(percent))?;
         }
         watch.compare()?;
         Ok(watch.found)

@@ -39,13 +39,10 @@ impl ControlArgs {
             .map(JournalFile::create)
             .transpose()?;
         let options = RigOptions {
-            policy: self.policy,
-            store: regulation.store,
             direct: DirectOptions {
                 verify: regulation.verify,
                 ..DirectOptions::default()
             },
-            engine,
             control,
             profile: learned.or(profile),
             tick: Duration::from_millis(regulation.tick_ms),
@@ -61,6 +58,7 @@ impl ControlArgs {
                 size: regulation.device.vram(),
                 source: None,
             },
+            ..RigOptions::new(self.policy, regulation.store, engine)
         };
         Ok((options, learner))
     }

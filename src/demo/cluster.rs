@@ -2,7 +2,7 @@
 //!
 //! Dhillon and Modha, "Concept decompositions for large sparse text data using clustering", 2001.
 
-use super::rng::Rng;
+use crate::rng::Rng;
 
 /// Rounds of assigning and averaging; the assignments barely move after ten.
 const ITERATIONS: usize = 12;

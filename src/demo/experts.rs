@@ -7,8 +7,8 @@
 use super::dense::Part;
 use super::error::Error;
 use super::options::Options;
-use super::rng::Rng;
 use crate::engine::quantize::quantize;
+use crate::rng::Rng;
 
 /// Marks the random stream of experts among those of a seed.
 const STREAM: u64 = 0x6578_7074;

@@ -19,7 +19,6 @@ mod parallel;
 mod plan;
 mod progress;
 mod report;
-mod rng;
 mod router;
 mod toy;
 

@@ -6,7 +6,7 @@ use super::error::Error;
 use super::options::Options;
 use super::parallel;
 use super::progress::{Progress, Stage, Step, report};
-use super::rng::Rng;
+use crate::rng::Rng;
 
 /// Marks the random stream of clustering among those of a seed.
 const STREAM: u64 = 0x726f_7574;

@@ -3,7 +3,7 @@
 
 use super::error::Error;
 use super::output::{Output, check_space, folder_of};
-use super::rng::Rng;
+use crate::rng::Rng;
 use std::path::PathBuf;
 
 /// What a toy model is like.

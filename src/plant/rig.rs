@@ -29,6 +29,9 @@ const UNKNOWN_DEVICE_PIECE_BYTES: usize = 128 << 10;
 /// What the link to a device is measured with, each way.
 const LINK_BYTES: usize = 64 << 20;
 
+/// Time between ticks, where none is asked for.
+const TICK: Duration = Duration::from_millis(100);
+
 /// What to regulate a session with.
 #[derive(Debug)]
 pub struct RigOptions {
@@ -57,6 +60,28 @@ pub struct RigOptions {
     pub fill: Fill,
     /// The tier in the memory of the device that the model is on, if it is on any.
     pub vram: VramOptions,
+}
+
+impl RigOptions {
+    /// Settings that are what nobody asked otherwise for: no profile, no journal, nothing recorded, a session that
+    /// begins when it is filled.
+    #[must_use]
+    pub fn new(policy: PolicyKind, store: StoreKind, engine: EngineOptions) -> Self {
+        Self {
+            policy,
+            store,
+            direct: DirectOptions::default(),
+            engine,
+            control: AdaptiveConfig::default(),
+            profile: None,
+            tick: TICK,
+            journal: Journal::new(None),
+            recorder: None,
+            on_failure: OnFailure::default(),
+            fill: Fill::Before,
+            vram: VramOptions::default(),
+        }
+    }
 }
 
 /// How much of a device's memory is for experts that come and go.

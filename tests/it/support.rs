@@ -7,10 +7,10 @@ use hotpin::governor::{
     DenseWeights, Fill, Governor, GovernorOptions, Journal, OnFailure, Regulated, STUCK_AFTER,
 };
 use hotpin::model::ModelMap;
-use hotpin::plant::{Rig, RigOptions, VramOptions};
+use hotpin::plant::{Rig, RigOptions};
 use hotpin::profile::Profile;
 use hotpin::sensors::Roots;
-use hotpin::store::{DirectOptions, StoreKind};
+use hotpin::store::StoreKind;
 use hotpin_controllers::config::CapacityConfig;
 use hotpin_controllers::{
     Action, AdaptiveConfig, Decision, ExpertId, Observation, Policy, PolicyKind, Reason,
@@ -153,18 +153,10 @@ impl Loaded {
         // The default is made for models of many GB; this one must be able to pin in 100 MB.
         control.pins.transit_floor_bytes = 1 << 20;
         RigOptions {
-            policy,
-            store: StoreKind::Mapped,
-            direct: DirectOptions::default(),
-            engine: engine_options(),
             control,
             profile: Some(self.profile()),
             tick,
-            journal: Journal::new(None),
-            recorder: None,
-            on_failure: OnFailure::GoOn,
-            fill: Fill::Before,
-            vram: VramOptions::default(),
+            ..RigOptions::new(policy, StoreKind::Mapped, engine_options())
         }
     }
 

@@ -4,10 +4,9 @@ use super::Order;
 use super::batches::Batches;
 use crate::bench::measure::Passed;
 use crate::engine::{EngineOptions, Model, Poll, Session, Token};
-use crate::governor::{Fill, Journal, OnFailure};
 use crate::model::ModelMap;
-use crate::plant::{Rig, RigOptions, VramOptions};
-use crate::store::{DirectOptions, StoreKind};
+use crate::plant::{Rig, RigOptions};
+use crate::store::StoreKind;
 use anyhow::{Context, Result, ensure};
 use hotpin_controllers::PolicyKind;
 use procfs::Current;
@@ -118,22 +117,14 @@ fn direct(
         return Ok(None);
     }
     let model = Model::open(map.path(), |_| true)?;
+    let engine = EngineOptions {
+        threads: order.threads,
+        ..passed.engine
+    };
     let options = RigOptions {
-        policy: PolicyKind::Fetch,
-        store: StoreKind::Direct,
-        direct: DirectOptions::default(),
-        engine: EngineOptions {
-            threads: order.threads,
-            ..passed.engine
-        },
         control: passed.control,
-        profile: None,
         tick: NO_TICK,
-        journal: Journal::new(None),
-        recorder: None,
-        on_failure: OnFailure::default(),
-        fill: Fill::Before,
-        vram: VramOptions::default(),
+        ..RigOptions::new(PolicyKind::Fetch, StoreKind::Direct, engine)
     };
     let Ok(mut rig) = Rig::assemble(&model, map, options, &mut |_, _| {}) else {
         return Ok(None);

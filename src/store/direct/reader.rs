@@ -13,7 +13,11 @@ use std::sync::Arc;
 
 /// Reads under way at a time. The disk needs two or three to be busy all the time; more only delay
 /// those that are wanted first (docs/performance.md).
-pub(super) const MOST_IN_FLIGHT: usize = 4;
+pub(super) const FEW_IN_FLIGHT: usize = 4;
+
+/// The same where so much is read that computing goes on for long between two looks, as for a prompt: the
+/// disk must not run out of reads meanwhile.
+pub(super) const MANY_IN_FLIGHT: usize = 128;
 
 /// One read.
 #[derive(Clone, Copy, Debug)]
@@ -49,8 +53,10 @@ pub(super) struct Reader {
     files: Arc<ModelFiles>,
     queue: VecDeque<Read>,
     /// What is under way; the index is the request's tag.
-    flight: [Option<Read>; MOST_IN_FLIGHT],
+    flight: Vec<Option<Read>>,
     in_flight: usize,
+    /// Reads that may be under way.
+    depth: usize,
     fault: Option<Fault>,
     /// Whether a fault that happens once has happened.
     failed: bool,
@@ -66,7 +72,7 @@ impl std::fmt::Debug for Reader {
 }
 
 fn ring() -> io::Result<IoUring> {
-    let entries = u32::try_from(MOST_IN_FLIGHT).unwrap_or(4);
+    let entries = u32::try_from(MANY_IN_FLIGHT).unwrap_or(4);
     // Completions wait until we look: without it each one interrupts the thread that computes.
     IoUring::builder()
         .setup_coop_taskrun()
@@ -89,8 +95,9 @@ impl Reader {
             way,
             files,
             queue: VecDeque::new(),
-            flight: [None; MOST_IN_FLIGHT],
+            flight: vec![None; MANY_IN_FLIGHT],
             in_flight: 0,
+            depth: FEW_IN_FLIGHT,
             fault: options.fault,
             failed: false,
         };
@@ -100,6 +107,11 @@ impl Reader {
     /// Reads that were asked for and have not ended.
     pub(super) fn outstanding(&self) -> usize {
         self.queue.len() + self.in_flight
+    }
+
+    /// Sets how many reads may be under way from now on, [`MANY_IN_FLIGHT`] at most.
+    pub(super) fn set_depth(&mut self, reads: usize) {
+        self.depth = reads.clamp(1, MANY_IN_FLIGHT);
     }
 
     /// Appends a read.
@@ -123,7 +135,7 @@ impl Reader {
         let most = if self.fault == Some(Fault::ReadErrorOnce) {
             1
         } else {
-            MOST_IN_FLIGHT
+            self.depth
         };
         while self.in_flight < most {
             let Some(read) = self.queue.pop_front() else {

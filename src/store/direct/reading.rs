@@ -2,7 +2,7 @@
 
 use super::books::State;
 use super::foresight::{Foresight, MOST_OUTSTANDING};
-use super::reader::{Done, Reader};
+use super::reader::{Done, FEW_IN_FLIGHT, MANY_IN_FLIGHT, Reader};
 use super::{DirectStore, Fault, lock};
 use crate::engine::{ExpertArena, Guess, Window};
 use crate::store::Fetched;
@@ -13,8 +13,8 @@ use std::collections::VecDeque;
 use std::sync::PoisonError;
 use std::time::Instant;
 
-/// Missing experts of a layer up to which they are read one after the other.
-const MOST_ONE_BY_ONE: usize = 16;
+/// Missing experts of a layer above which many reads are under way at a time. Below, each is waited for soon.
+const FEW_MISSING: usize = 16;
 
 /// Experts of a layer that are read at once even where there is no room for them, so that reading and
 /// computing overlap.
@@ -79,18 +79,17 @@ impl DirectStore {
         engine.routed.clear();
         engine.routed.extend_from_slice(experts);
         let mut found = self.look_up(engine, experts);
-        // In the order in which they are used: a few experts are computed one by one, many part by
-        // part.
+        engine
+            .reader
+            .set_depth(if engine.fresh.len() > FEW_MISSING {
+                MANY_IN_FLIGHT
+            } else {
+                FEW_IN_FLIGHT
+            });
+        // Expert by expert, as they are computed.
         let wanted = std::mem::take(&mut engine.wanted);
-        let one_by_one = wanted.len() <= MOST_ONE_BY_ONE;
-        for round in wanted.chunks(if one_by_one { 1 } else { wanted.len() }) {
-            for part in 0..self.geometry.most_parts {
-                for &(id, address) in round {
-                    if part < self.geometry.parts(id) {
-                        found.bytes += self.begin_read(engine, id, part, address);
-                    }
-                }
-            }
+        for &(id, address) in &wanted {
+            found.bytes += self.begin_expert(engine, id, address);
         }
         engine.wanted = wanted;
         if !engine.wanted.is_empty() {
@@ -185,11 +184,12 @@ impl DirectStore {
         engine.reader.start().map_err(|e| e.to_string())
     }
 
-    /// Queues the reads of a whole expert.
-    fn begin_expert(&self, engine: &mut Engine, id: ExpertId, address: usize) {
-        for part in 0..self.geometry.parts(id) {
-            self.begin_read(engine, id, part, address);
-        }
+    /// Queues the reads of a whole expert, part by part. Returns its bytes.
+    fn begin_expert(&self, engine: &mut Engine, id: ExpertId, address: usize) -> u64 {
+        let parts = 0..self.geometry.parts(id);
+        parts
+            .map(|part| self.begin_read(engine, id, part, address))
+            .sum()
     }
 
     /// Queues a read for the engine and notes it as outstanding. Returns the slice's bytes.

@@ -3,7 +3,7 @@
 use super::DirectOptions;
 use super::arena::Arena;
 use super::files::ModelFiles;
-use super::reader::{Done, MOST_IN_FLIGHT, Read, Reader};
+use super::reader::{Done, FEW_IN_FLIGHT, Read, Reader};
 use crate::model::ModelMap;
 use std::io;
 use std::sync::Arc;
@@ -71,8 +71,8 @@ pub(super) fn time_reads(
     read_bytes: usize,
     duration: Duration,
 ) -> io::Result<f64> {
-    let at_once = u32::try_from(MOST_IN_FLIGHT).unwrap_or(1);
-    let room = Arena::reserve(read_bytes, MOST_IN_FLIGHT)?;
+    let at_once = u32::try_from(FEW_IN_FLIGHT).unwrap_or(1);
+    let room = Arena::reserve(read_bytes, FEW_IN_FLIGHT)?;
     let sizes = files
         .shards
         .iter()

@@ -4,9 +4,8 @@ use super::make::{Made, VOCABULARY};
 use super::plain::{Batches, N_CTX, Plain, Used};
 use super::weights::Random;
 use hotpin::engine::{EngineOptions, Model, Pass, RouteSink, Routed, Session};
-use hotpin::governor::{Fill, Journal, OnFailure};
 use hotpin::model::ModelMap;
-use hotpin::plant::{Rig, RigOptions, VramOptions};
+use hotpin::plant::{Rig, RigOptions};
 use hotpin::store::{DirectOptions, Layout, StoreKind};
 use hotpin_controllers::{AdaptiveConfig, ExpertId, PolicyKind};
 use std::sync::{Arc, Mutex};
@@ -153,21 +152,13 @@ fn rig_options(made: &Made, store: StoreKind) -> RigOptions {
     control.capacity.limit_bytes = Some(0);
     control.pins.transit_floor_bytes = 0;
     RigOptions {
-        policy: PolicyKind::Lru,
-        store,
         direct: DirectOptions {
             verify: true,
             ..DirectOptions::default()
         },
-        engine: engine_options(made),
         control,
-        profile: None,
         tick: Duration::from_millis(20),
-        journal: Journal::new(None),
-        on_failure: OnFailure::GoOn,
-        fill: Fill::Before,
-        recorder: None,
-        vram: VramOptions::default(),
+        ..RigOptions::new(PolicyKind::Lru, store, engine_options(made))
     }
 }
 

@@ -1,12 +1,12 @@
-//! A small seeded generator, so that a seed means the same model on every platform.
+//! A small seeded generator, so that a seed means the same on every platform.
 
 /// xoshiro256++ seeded through splitmix64 (Blackman and Vigna, <https://prng.di.unimi.it>).
 #[derive(Clone, Debug)]
-pub(super) struct Rng([u64; 4]);
+pub(crate) struct Rng([u64; 4]);
 
 impl Rng {
     /// A generator for one use: equal seeds and places give equal streams, others independent ones.
-    pub(super) fn new(seed: u64, place: [u64; 3]) -> Self {
+    pub(crate) fn new(seed: u64, place: [u64; 3]) -> Self {
         let mut state = seed;
         for part in place {
             state = splitmix(&mut state) ^ part;
@@ -28,7 +28,7 @@ impl Rng {
     }
 
     /// A number below `bound` (0 for 0). The bias is below `bound` / 2^32.
-    pub(super) fn below(&mut self, bound: u32) -> u32 {
+    pub(crate) fn below(&mut self, bound: u32) -> u32 {
         (((self.next() >> 32) * u64::from(bound)) >> 32) as u32
     }
 
@@ -39,12 +39,12 @@ impl Rng {
 
     /// A number with mean 0 and deviation 1, near enough to normal and never beyond 6: the sum of 12
     /// uniform ones, which needs no library function whose last bit may differ.
-    pub(super) fn normal(&mut self) -> f32 {
+    pub(crate) fn normal(&mut self) -> f32 {
         (0..12).map(|_| self.unit()).sum::<f32>() - 6.0
     }
 
     /// The numbers below `count` in random order.
-    pub(super) fn permutation(&mut self, count: u32) -> Vec<u32> {
+    pub(crate) fn permutation(&mut self, count: u32) -> Vec<u32> {
         let mut order: Vec<u32> = (0..count).collect();
         for last in (1..count).rev() {
             let other = self.below(last + 1);

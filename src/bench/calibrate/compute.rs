@@ -18,9 +18,9 @@ const WARM_TOKENS: usize = 32;
 const TIMED_TOKENS: usize = 96;
 /// Experts read into memory that the arena did not have before.
 const FRESH_READS: usize = 96;
-/// Experts that the arena holds while nearly all that is routed has to be read, and tokens decoded so.
-const ARENA_EXPERTS: u64 = 64;
-const STARVED_TOKENS: usize = 48;
+/// The arena holds one expert in so many while its reads are timed: some of what a layer needs is there then, as
+/// in a session, and a disk that is fast only in bursts is asked for no more than there.
+const ARENA_SHARE: u64 = 3;
 /// Matmuls of a layer's experts, each of which waits for its own part.
 const PARTS: f64 = 3.0;
 /// Longer than a calibration: nothing is decided meanwhile.
@@ -158,22 +158,28 @@ fn direct(
         }
     }
     let compute_s = median_s(&mut took[WARM_TOKENS..]);
-    store.set_capacity(ARENA_EXPERTS * map.shape().layer_expert_bytes(0));
+    store.set_capacity(map.shape().total_bytes() / ARENA_SHARE);
     rig.session.clear();
-    let before = rig.counters.totals();
-    for &token in tokens.iter().take(STARVED_TOKENS) {
+    for &token in &tokens[..WARM_TOKENS] {
         rig.session.decode(&[token])?;
     }
-    let starved = rig.counters.totals().since(&before);
+    let waiting_layers = |rig: &Rig<'_>| rig.counters.missed()[1..].iter().sum::<u64>();
+    let before = (rig.counters.totals(), waiting_layers(&rig));
+    for &token in &tokens[WARM_TOKENS..] {
+        rig.session.decode(&[token])?;
+    }
+    let starved = rig.counters.totals().since(&before.0);
+    let waited = waiting_layers(&rig) - before.1;
     let read_bytes = starved.fetch_bytes as f64;
     // While one part is computed, the next is read: that time is no stall.
     let cycle_bytes = map.shape().token_cycle_bytes() as f64;
     let share = cycle_bytes / (cycle_bytes + engine_bytes as f64);
-    let hidden_s = compute_s * share * (1.0 - 1.0 / PARTS) * STARVED_TOKENS as f64;
+    let layer_s = compute_s * share / map.shape().layers() as f64;
+    let hidden_s = layer_s * (1.0 - 1.0 / PARTS) * waited as f64;
     let stall_s = starved.stall_ns as f64 / 1e9;
     let bytes_per_s = read_bytes / (stall_s + hidden_s);
     let computing_s = starved.decode_ns as f64 / 1e9 - stall_s;
-    let handling_s = (computing_s - compute_s * STARVED_TOKENS as f64).max(0.0);
+    let handling_s = (computing_s - compute_s * TIMED_TOKENS as f64).max(0.0);
     let fresh_s_per_byte = fresh.as_secs_f64() / fresh_bytes.max(1) as f64;
     Ok(Some(Direct {
         compute_s,

@@ -60,6 +60,7 @@ impl ControlArgs {
             vram: VramOptions {
                 size: regulation.device.vram(),
                 source: None,
+                moves: false,
             },
         };
         Ok((options, learner))

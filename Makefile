@@ -14,7 +14,7 @@ WASM           := wasm32-unknown-unknown
 PREFIX         ?= /usr/local
 
 .PHONY: all help setup toolchain build install dense model large tiny demo test loom miri sanitize fuzz guest \
-	lint wasm deny bench gpu test-gpu gpu-check clean
+	lint wasm deny bench gpu test-gpu gpu-check lint-gpu clean
 # The targets share one cargo folder and one machine: cargo uses all cores by itself.
 .NOTPARALLEL:
 
@@ -72,6 +72,10 @@ test-gpu: setup
 
 gpu-check:
 	@scripts/gpu-check.sh
+
+# What `lint` does not see without Vulkan's headers.
+lint-gpu: setup toolchain
+	$(WITH_HEADERS) cargo clippy --release --workspace --all-targets --features vulkan -- -D warnings
 
 demo: model
 	@scripts/demo.sh "$(DEMO)"

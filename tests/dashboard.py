@@ -145,6 +145,17 @@ def the_map_has_every_expert(page):
     expect(page.locator("#explain")).to_contain_text(re.compile(r"it is \d+\.\d s now"))
 
 
+def the_tier_in_a_devices_memory_is_told(page):
+    vram = {"arrangement": "reload", "pool_bytes": 3 << 20, "static_bytes": 0, "rule": "yield", "binding": "memory",
+        "hits": 30, "misses": 10}
+    told = page.evaluate("vram => tier(vram)", vram)
+    for words in ["A pool of 3", "\u201cyield\u201d", "\u201cmemory\u201d", "75% of the routed experts"]:
+        assert words in told, told
+    placed = page.evaluate("vram => tier(vram)", {**vram, "arrangement": "static", "static_bytes": 8 << 20, "hits": 0, "misses": 0})
+    assert "whole layers" in placed and "routed" not in placed, placed
+    assert page.evaluate("tier(null)") == "", "nothing is told where there is none"
+
+
 def pause_really_pauses(page):
     page.get_by_role("button", name="Pause", exact=True).click()
     expect(page.locator("#control-says")).to_contain_text("Paused")
@@ -242,6 +253,7 @@ def with_a_real_model(browser):
     page = Watched(browser, address + "/")
     wrong_key_is_refused(page)
     the_map_has_every_expert(page)
+    the_tier_in_a_devices_memory_is_told(page)
     request = pause_really_pauses(page)
     requests_are_listed(page, request)
     capacity_is_set(page)

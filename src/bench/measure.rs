@@ -8,6 +8,7 @@ use super::perplexity::{Chunks, Score, score_chunk};
 use super::protocol::{ChildError, ChildRequest, ChildResult, SegmentResult, Task};
 use super::roofline::{Measured, Roofline};
 use super::shaken::{Shaking, shake};
+use super::tier::Tier;
 use crate::config::args::DeviceArgs;
 use crate::engine::{EngineOptions, Model, Session, Token};
 use crate::governor::{Journal, JournalFile, OnFailure};
@@ -170,6 +171,7 @@ fn rig_options(request: &ChildRequest, map: &ModelMap, passed: Passed) -> Result
         on_failure: OnFailure::Stop,
         vram: VramOptions {
             size: passed.device.vram(),
+            moves: false,
             source: None,
         },
         ..RigOptions::new(request.policy.parse::<PolicyKind>()?, store, engine)
@@ -350,6 +352,12 @@ impl Meter {
             logits_sha256: Some(sha),
             capacity_bytes: status.as_ref().map(|s| s.decision.capacity_bytes),
             roofline: roofline(rig, shape),
+            vram: status.as_ref().and_then(|status| {
+                let last = status.entry.as_ref()?.vram.as_ref()?;
+                let totals = rig.counters.totals();
+                let tokens = totals.decode_tokens + totals.prefill_tokens;
+                Some(Tier::of(last, status.vram_changes, tokens))
+            }),
             shaken: None,
             notes,
         }

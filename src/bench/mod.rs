@@ -28,6 +28,7 @@ pub mod stats;
 pub mod table;
 mod tail;
 pub mod target;
+pub mod tier;
 pub mod verdict;
 
 pub use args::BenchArgs;

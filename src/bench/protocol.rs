@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use super::perplexity::Perplexity;
 use super::roofline::Roofline;
 use super::shaken::Shaken;
+use super::tier::Tier;
 use serde::{Deserialize, Serialize};
 
 /// What a child decodes.
@@ -135,6 +136,9 @@ pub struct ChildResult {
     /// How close it came to what its disk and cores allow; of store `direct`.
     #[serde(default)]
     pub roofline: Option<Roofline>,
+    /// What its pool of experts in a device's memory did, where there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vram: Option<Tier>,
     /// What random changes of capacity came to, where they were asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shaken: Option<Shaken>,

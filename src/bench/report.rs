@@ -11,6 +11,7 @@ use super::ratios::{PolicyRatios, hashes, hashes_equal, ratios};
 use super::roofline::Roofline;
 use super::session::Sample;
 use super::stats::{median, median_u64, range};
+use super::tier::Tier;
 use super::verdict::verdict;
 
 /// What `hotpin bench` found. None: unknown.
@@ -77,6 +78,9 @@ pub struct PolicyRun {
     pub resident_at_start_bytes: Option<u64>,
     /// The roofline of the repeat that took the median time.
     pub roofline: Option<Roofline>,
+    /// The pool in a device's memory of that repeat.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vram: Option<Tier>,
     /// One for each domain or prompt.
     pub segments: Vec<SegmentRun>,
     /// The hash that all its repeats gave; none when they differ or one is unknown.
@@ -238,6 +242,7 @@ impl PolicyRun {
             capacity_bytes: bytes(|s| s.result.capacity_bytes),
             resident_at_start_bytes: bytes(|s| s.result.resident_at_start_bytes),
             roofline: middle(&own).and_then(|s| s.result.roofline),
+            vram: middle(&own).and_then(|s| s.result.vram.clone()),
             segments: segments(&own)?,
             logits_sha256: hash.filter(|_| one_hash),
         })
@@ -319,6 +324,7 @@ pub(crate) mod tests {
             logits_sha256: (!hash.is_empty()).then(|| hash.to_owned()),
             capacity_bytes: None,
             roofline: None,
+            vram: None,
             shaken: None,
             notes: Vec::new(),
         };

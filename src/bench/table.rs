@@ -21,6 +21,12 @@ pub fn report_text(report: &Report) -> String {
         "\nCosts, medians; per token over all segments\n{}\n",
         costs(report)
     ));
+    if report.runs.iter().any(|run| run.vram.is_some()) {
+        text.push_str(&format!(
+            "\nExperts in the device's memory, of the repeat of median speed; MB a token\n{}\n",
+            tiers(report)
+        ));
+    }
     text.push_str(&perplexities(report));
     for run in &report.runs {
         if let Some(roofline) = &run.roofline {
@@ -172,6 +178,36 @@ fn costs(report: &Report) -> Table {
     table
 }
 
+fn tiers(report: &Report) -> Table {
+    let header = [
+        "policy",
+        "arrangement",
+        "MB",
+        "slots",
+        "hit",
+        "uploaded MB",
+        "changes",
+    ];
+    let mut table = new_table(&header);
+    for (run, tier) in report
+        .runs
+        .iter()
+        .filter_map(|run| Some((run, run.vram.as_ref()?)))
+    {
+        let uploaded = tier.uploaded_bytes_per_token.map(|bytes| bytes / 1e6);
+        table.add_row(vec![
+            run.policy.clone(),
+            tier.arrangement.clone(),
+            real(Some(tier.bytes as f64 / 1e6), 0),
+            tier.slots.to_string(),
+            real(tier.hit_ratio, 3),
+            real(uploaded, 1),
+            tier.changes.to_string(),
+        ]);
+    }
+    table
+}
+
 fn paired(report: &Report) -> Table {
     let mut table = new_table(&["policy", "segment", "median", "95% interval", "repeats"]);
     for ratios in &report.ratios {
@@ -267,6 +303,7 @@ fn new_table(header: &[&str]) -> Table {
 mod tests {
     use super::*;
     use crate::bench::report::tests::{report, sample};
+    use crate::bench::tier::Tier;
 
     #[test]
     fn a_report_reads_well_and_unknown_is_not_zero() {
@@ -298,6 +335,32 @@ mod tests {
             assert!(text.contains(part), "no `{part}` in:\n{text}");
         }
         assert!(!text.contains("NaN"));
+    }
+
+    #[test]
+    fn a_pool_has_a_table_of_its_own() {
+        let mut one = sample("adaptive", 1, &[("a", 10.0)], "x");
+        let other = sample("fetch", 1, &[("a", 9.0)], "x");
+        let text = |samples| report_text(&report(&["adaptive", "fetch"], samples));
+        assert!(!text(vec![one.clone(), other.clone()]).contains("slots"));
+        one.result.vram = Some(Tier {
+            arrangement: "reload".into(),
+            bytes: 350_000_000,
+            slots: 417,
+            hit_ratio: Some(0.8125),
+            uploaded_bytes_per_token: None,
+            changes: 3,
+        });
+        let text = text(vec![one, other]);
+        let row = text
+            .lines()
+            .find(|line| line.contains("reload"))
+            .expect("a row");
+        let cells: Vec<&str> = row.split_whitespace().collect();
+        assert_eq!(
+            cells,
+            ["adaptive", "reload", "350", "417", "0.812", "-", "3"]
+        );
     }
 
     #[test]

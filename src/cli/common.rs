@@ -57,6 +57,7 @@ impl ControlArgs {
             vram: VramOptions {
                 size: regulation.device.vram(),
                 source: None,
+                moves: false,
             },
             ..RigOptions::new(self.policy, regulation.store, engine)
         };

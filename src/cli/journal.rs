@@ -5,6 +5,7 @@ use crate::governor::Entry;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use hotpin_controllers::Ceiling;
+use hotpin_controllers::vram::ChangeKind;
 use plotters::prelude::*;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -100,18 +101,12 @@ fn vram_summary(entries: &[Entry]) -> Option<String> {
             .flat_map(|v| &v.changes)
     };
     let refused = changes().filter(|change| change.refused.is_some()).count();
-    let hits = last.hit_ratio().map_or_else(
-        || "nothing routed".into(),
-        |ratio| format!("{:.1}% hits", ratio * 100.0),
-    );
+    let loads = changes().filter(|change| change.kind == Some(ChangeKind::Reload));
     Some(format!(
-        "vram: {} changes of size ({refused} refused); at the end {} ({}), rule {}, bounded by {}; {hits}, {} uploaded",
+        "vram: {} changes, for {} of which the model was loaded anew ({refused} refused); at the end {}",
         changes().count(),
-        crate::size::format_bytes(last.pool_bytes),
-        last.arrangement,
-        last.rule.label(),
-        last.binding.label(),
-        crate::size::format_bytes(last.uploaded_bytes),
+        loads.count(),
+        last.words(),
     ))
 }
 

@@ -9,6 +9,7 @@ mod generate;
 mod inspect;
 mod journal;
 mod log;
+mod moves;
 mod plan;
 mod profile;
 mod reload;

@@ -189,16 +189,7 @@ fn report(rig: &Rig<'_>, generation: &Generation) {
             status.decision.binding.label(),
         ));
         if let Some(vram) = status.entry.and_then(|entry| entry.vram) {
-            let hits = vram.hit_ratio().map_or_else(
-                || "none routed there".into(),
-                |hit| format!("{:.1}% there when routed", hit * 100.0),
-            );
-            common::note(&format!(
-                "device: {} for experts ({}), {hits}, {} copied to it",
-                crate::size::format_bytes(vram.pool_bytes),
-                vram.rule.label(),
-                crate::size::format_bytes(vram.uploaded_bytes),
-            ));
+            common::note(&format!("device: {}", vram.words()));
         }
     }
 }

@@ -1,17 +1,18 @@
 //! `hotpin serve`: an OpenAI-compatible HTTP server.
 
 use super::common::{self, Usage};
+use super::moves::Moves;
 use super::{Invocation, reload};
 use crate::config::Config;
 use crate::config::args::{
     CONTEXT_TOKENS, ControlArgs, EngineArgs, KeyArgs, KeyError, RegulationArgs, size,
 };
 use crate::engine::chat::Chat;
-use crate::engine::{EngineOptions, Placement};
+use crate::engine::{EngineOptions, Model, Placement};
 use crate::learn::{Learner, Learning};
 use crate::model::ModelMap;
-use crate::plant::{Rig, RigOptions};
-use crate::server::{App, Http, Key, Limits, ModelInfo, Phase, Ready, Scheduler, tell};
+use crate::plant::{Resumed, Rig, RigOptions};
+use crate::server::{App, Http, Key, Limits, ModelInfo, Phase, Ready, tell};
 use anyhow::{Context, Result};
 use axum::http::HeaderValue;
 use clap::Args;
@@ -179,9 +180,10 @@ pub(super) fn execute(args: &ServeArgs, invocation: &Invocation) -> Result<ExitC
     // Before the model is loaded, which may take minutes.
     let control = common::control(&args.control.regulation, &invocation.config)?;
     let map = ModelMap::open(&args.model)?;
-    let (options, learner) = args
+    let (mut options, learner) = args
         .control
         .rig_options(args.engine_options(), control, &map)?;
+    options.vram.moves = true;
     let address = SocketAddr::new(server.host, server.port);
     let listener = TcpListener::bind(address).with_context(|| format!("listening on {address}"))?;
     let address = listener.local_addr()?;
@@ -224,15 +226,22 @@ fn serve(
         return Ok(());
     }
     let model = Arc::new(loaded?);
-    let chat = Chat::new(&model, template)?;
+    // Requests are prepared with words that stay when the weights are loaded anew.
+    let words = if options.vram.moves && model.device().is_some() {
+        Arc::new(Model::open_words(map.path())?)
+    } else {
+        Arc::clone(&model)
+    };
+    let chat = Chat::new(&words, template)?;
     let (policy, engine) = (options.policy, options.engine.clone());
-    let mut rig = common::assemble_watched(&model, map, options, &mut |fraction| {
+    let rig = common::assemble_watched(&model, map, options, &mut |fraction| {
         app.enter(Phase::Loading {
             step: "pinning",
             fraction,
         });
     })?;
     let learning = common::start_learning(learner, &rig)?;
+    let counters = Arc::clone(&rig.counters);
     let info = info(app, map, &rig, policy, &engine);
     common::note(&format!(
         "hotpin: ready; {} requests at once, {} tokens each",
@@ -243,25 +252,28 @@ fn serve(
         n_ctx: info.n_ctx,
         info,
         monitor: rig.governor.as_ref().map(|governor| governor.monitor()),
-        store: rig.store.clone(),
         limitations: rig.limitations.clone(),
-        counters: Arc::clone(&rig.counters),
+        counters: Arc::clone(&counters),
         shape: map.is_moe().then(|| map.shape().clone()),
         blocks: map.layers().iter().map(|layer| layer.block).collect(),
         since: Instant::now(),
-        model: Arc::clone(&model),
+        model: Arc::clone(&words),
     })));
     tell(&[NotifyState::Ready, NotifyState::Status("serving")]);
-    Scheduler::new(
-        &mut rig.session,
-        Arc::clone(&app.queue),
-        Arc::clone(&app.stats),
-    )
-    .recorded(rig.recording.clone())
-    .run();
+    let moves = Moves {
+        app,
+        map,
+        policy,
+        words: &words,
+    };
+    let due = moves.serve(Resumed { rig, lost: None }, None)?;
+    let mut next = moves.load_anew(model, due)?;
+    while let Some(due) = next {
+        next = moves.go_on(due)?;
+    }
     learning.map_or(Ok(()), Learning::finish)?;
     // After everything is saved: a service manager starts it anew.
-    rig.counters
+    counters
         .halted()
         .map_or(Ok(()), |cause| Err(anyhow::anyhow!("{cause}")))
 }

@@ -22,6 +22,8 @@ pub struct DeviceFact {
     pub largest_tensor_bytes: Option<u64>,
     /// Whether it computes in the host's memory.
     pub integrated: bool,
+    /// Whether it is no device at all, but Mesa's software.
+    pub software: bool,
     /// The link, or why it was not measured.
     pub link: Result<Link, String>,
 }
@@ -47,6 +49,7 @@ impl DeviceFact {
             memory: device.memory().map(|m| (m.free_bytes, m.total_bytes)),
             largest_tensor_bytes: device.largest_tensor_bytes(MOST_TENSOR_BYTES),
             integrated: device.is_integrated(),
+            software: device.is_software(),
             link: device.measure_link(LINK_BYTES).map_err(|e| e.to_string()),
         }
     }
@@ -79,10 +82,10 @@ fn of_device(device: &DeviceFact) -> Vec<Check> {
             )
         },
     );
-    let kind = if device.integrated {
-        ", in the host's memory"
-    } else {
-        ""
+    let kind = match (device.software, device.integrated) {
+        (true, _) => ", which computes on the processor and is for tests alone",
+        (false, true) => ", in the host's memory",
+        (false, false) => "",
     };
     let said = format!(
         "{} ({}){kind}: {memory}; {bound}",
@@ -127,6 +130,7 @@ mod tests {
             memory: Some((3 << 30, 8 << 30)),
             largest_tensor_bytes: Some(128 << 20),
             integrated: false,
+            software: false,
             link: Ok(Link {
                 upload_bytes_per_s: 9e9,
                 pinned_upload_bytes_per_s: Some(12e9),

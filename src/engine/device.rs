@@ -116,6 +116,12 @@ impl Device {
         unsafe { text(sys::ggml_backend_dev_description(self.as_ptr())) }
     }
 
+    /// Whether it is Mesa's software device, which computes on the processor.
+    #[must_use]
+    pub fn is_software(self) -> bool {
+        self.description().contains("llvmpipe")
+    }
+
     /// Bytes that tensors in its memory are aligned to.
     #[must_use]
     pub fn alignment_bytes(self) -> u64 {

@@ -2,6 +2,7 @@
 
 use super::chat::{Chat, ChatRequest};
 use super::{Device, EngineError, Placement, log, mapping};
+use crate::time::nanos;
 use llama_cpp_4::llama_backend::LlamaBackend;
 use llama_cpp_4::model::{AddBos, LlamaModel, Special};
 use llama_cpp_4::token::LlamaToken;
@@ -11,6 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
+use std::time::Instant;
 
 /// A vocabulary entry's id.
 pub type Token = i32;
@@ -34,6 +36,7 @@ pub struct Model {
     pub(super) inner: LlamaModel,
     placement: Placement,
     device: Option<Device>,
+    load_ns: u64,
 }
 
 impl Model {
@@ -76,9 +79,27 @@ impl Model {
     pub fn load_placed(
         path: &Path,
         placement: Placement,
+        progress: impl FnMut(f32) -> bool,
+    ) -> Result<Self, EngineError> {
+        Self::load_parts(path, placement, false, progress)
+    }
+
+    /// A model's vocabulary and metadata alone: what texts are turned into tokens with, without weights.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn open_words(path: &Path) -> Result<Self, EngineError> {
+        Self::load_parts(path, Placement::default(), true, |_| true)
+    }
+
+    fn load_parts(
+        path: &Path,
+        placement: Placement,
+        words_alone: bool,
         mut progress: impl FnMut(f32) -> bool,
     ) -> Result<Self, EngineError> {
         let _ = backend();
+        let began = Instant::now();
         let device = placement.uses_device().then(Device::first).transpose()?;
         log::forget();
         let fail = |detail: String| EngineError::Load {
@@ -92,6 +113,7 @@ impl Model {
         let mut params = unsafe { sys::llama_model_default_params() };
         params.load_mode = sys::LLAMA_LOAD_MODE_MMAP;
         params.use_extra_bufts = false;
+        params.vocab_only = words_alone;
         params.n_gpu_layers = placement.count();
         // llama.cpp uses every device for large batches unless it is told of none.
         let mut devices = [
@@ -121,7 +143,14 @@ impl Model {
             inner,
             placement,
             device,
+            load_ns: nanos(began.elapsed()),
         })
+    }
+
+    /// Time that loading took, ns.
+    #[must_use]
+    pub const fn load_ns(&self) -> u64 {
+        self.load_ns
     }
 
     /// What of the weights is where.

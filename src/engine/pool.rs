@@ -2,6 +2,7 @@
 //! another size means another context: sequences are saved, the context is created anew, and they are
 //! put back. The old context goes first, so that the device never has to hold both.
 
+use super::context::Made;
 use super::session::lost;
 use super::{EngineError, Session, log};
 use crate::time::nanos;
@@ -61,6 +62,7 @@ pub struct Repooled {
 }
 
 /// One sequence's part of a context.
+#[derive(Debug)]
 struct Saved {
     sequence: i32,
     state: Vec<u8>,
@@ -71,6 +73,12 @@ impl Session<'_> {
     #[must_use]
     pub fn pool_bytes(&self) -> u64 {
         self.pool_bytes
+    }
+
+    /// Bytes of the largest pool that is made.
+    #[must_use]
+    pub fn pool_limit_bytes(&self) -> u64 {
+        self.pool_limit_bytes
     }
 
     /// Allows pools of up to `bytes`: of larger ones llama.cpp aborts the process. Until this is called
@@ -118,13 +126,13 @@ impl Session<'_> {
         let mut sizes = vec![bytes, before_bytes, 0];
         sizes.dedup();
         for size in sizes {
-            let (made, said) = log::listen(|| self.create_with_pool(size));
-            let made = made.map_err(|e| e.to_string()).and_then(|mut context| {
-                restore(&mut context, &saved)?;
-                Ok(context)
+            let made = self.create_with_pool(size).map_err(|e| e.to_string());
+            let made = made.and_then(|mut made| {
+                restore(&mut made.context, &saved)?;
+                Ok(made)
             });
             match made {
-                Ok(context) => {
+                Ok(Made { context, said }) => {
                     self.context = Some(context);
                     self.pool_bytes = size;
                     outcome.bytes = size;
@@ -200,6 +208,57 @@ impl Session<'_> {
         if let Some(tap) = &mut self.tap {
             tap.get_mut().repooled(&outcome);
         }
+        Ok(())
+    }
+}
+
+/// What of a session outlives its model.
+#[derive(Debug)]
+pub struct Kept {
+    sequences: Vec<Saved>,
+    position: usize,
+    /// Why there are none, where they could not be saved.
+    lost: Option<String>,
+    /// What llama.cpp counted of the pool that went with the context.
+    pub ended: Option<PoolTotals>,
+    /// Bytes of the sequences.
+    pub state_bytes: u64,
+}
+
+impl Session<'_> {
+    /// Saves the sequences and gives up the context, so that the model can be loaded anew. Sequences that
+    /// cannot be saved are lost, as [`Self::take_over`] tells.
+    pub fn give_up(&mut self) -> Kept {
+        let (sequences, lost) = match self.save() {
+            Ok(sequences) => (sequences, None),
+            Err(why) => (Vec::new(), Some(why)),
+        };
+        let ((), said) = log::listen(|| drop(self.context.take()));
+        self.pool_bytes = 0;
+        Kept {
+            state_bytes: sequences.iter().map(|s| s.state.len() as u64).sum(),
+            sequences,
+            position: self.position,
+            lost,
+            ended: totals(&said),
+        }
+    }
+
+    /// Puts back what another session over the same model file was given up with.
+    ///
+    /// # Errors
+    /// When they were not saved, or llama.cpp does not take them; the context is empty then.
+    pub fn take_over(&mut self, kept: &Kept) -> Result<(), String> {
+        self.clear();
+        if let Some(why) = &kept.lost {
+            return Err(why.clone());
+        }
+        let context = self.context.as_mut().ok_or_else(|| lost().to_string())?;
+        if let Err(cause) = restore(context, &kept.sequences) {
+            self.clear();
+            return Err(cause);
+        }
+        self.position = kept.position;
         Ok(())
     }
 }

@@ -1,19 +1,16 @@
 //! One context: decode, logits and the thread pools that do the work.
 
 use super::batch::Row;
-use super::tap::{Pass, Tap, on_abort_check, on_node};
+use super::context::{Made, create, device_bytes};
+use super::tap::{Pass, Tap};
 use super::threads::ThreadPools;
 use super::{
-    ArenaUse, EngineError, EngineOptions, ExpertArena, FlashAttention, Learned, Model, Poison,
-    RouteSink, Token, log,
+    ArenaUse, EngineError, EngineOptions, ExpertArena, Learned, Model, Poison, RouteSink, Token,
 };
 use crate::time::nanos;
 use llama_cpp_4::context::LlamaContext;
-use llama_cpp_4::context::params::{LlamaContextParams, LlamaFlashAttnType};
 use llama_cpp_4::llama_batch::LlamaBatch;
 use llama_cpp_4::token::LlamaToken;
-use std::ffi::c_void;
-use std::num::NonZeroU32;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
@@ -28,13 +25,15 @@ pub struct Session<'m> {
     pub(super) pool_bytes: u64,
     /// The largest pool that the device bears; none is made before it is known.
     pub(super) pool_limit_bytes: u64,
+    device_bytes: u64,
+    made_ns: u64,
     batch: LlamaBatch,
     pools: ThreadPools,
     poison: Arc<Poison>,
     pub(super) tap: Option<TapHandle>,
     model: &'m Model,
     options: EngineOptions,
-    position: usize,
+    pub(super) position: usize,
     pub(super) streams: Option<bool>,
 }
 
@@ -65,6 +64,10 @@ pub(super) struct TapHandle(NonNull<Tap>);
 impl TapHandle {
     fn new(tap: Tap) -> Self {
         Self(NonNull::from(Box::leak(Box::new(tap))))
+    }
+
+    pub(super) const fn as_ptr(&self) -> *mut Tap {
+        self.0.as_ptr()
     }
 
     pub(super) fn get(&self) -> &Tap {
@@ -100,7 +103,10 @@ impl<'m> Session<'m> {
     ) -> Result<Self, EngineError> {
         let poison = Arc::new(Poison::default());
         let tap = tapped.then(|| TapHandle::new(Tap::new(Arc::clone(&poison))));
-        let context = create(model, options, &poison, tap.as_ref(), 0)?;
+        let began = Instant::now();
+        let Made { context, said } = create(model, options, &poison, tap.as_ref(), 0)?;
+        let made_ns = nanos(began.elapsed());
+        let device = model.device().map(super::Device::name);
         let bounds = Bounds {
             n_ctx: context.n_ctx_seq() as usize,
             sequences: context.n_seq_max() as usize,
@@ -113,6 +119,8 @@ impl<'m> Session<'m> {
             bounds,
             pool_bytes: 0,
             pool_limit_bytes: 0,
+            device_bytes: device.map_or(0, |name| device_bytes(&said, &name)),
+            made_ns,
             batch,
             pools,
             poison,
@@ -406,6 +414,24 @@ impl<'m> Session<'m> {
         self.model
     }
 
+    /// Bytes of the device's memory that the context took, its pool apart, as llama.cpp told when it was
+    /// made; 0 without a device.
+    #[must_use]
+    pub const fn device_bytes(&self) -> u64 {
+        self.device_bytes
+    }
+
+    /// Time that making the first context took, ns.
+    #[must_use]
+    pub const fn made_ns(&self) -> u64 {
+        self.made_ns
+    }
+
+    /// Takes the sink of the routing back; none is seen from then on.
+    pub fn take_sink(&mut self) -> Option<Box<dyn RouteSink>> {
+        self.tap.as_mut().and_then(|tap| tap.get_mut().take_sink())
+    }
+
     /// The settings in force.
     #[must_use]
     pub fn options(&self) -> &EngineOptions {
@@ -417,7 +443,7 @@ impl<'m> Session<'m> {
     }
 
     /// Creates the context anew, with a pool of `bytes` in the device's memory.
-    pub(super) fn create_with_pool(&self, bytes: u64) -> Result<LlamaContext<'m>, EngineError> {
+    pub(super) fn create_with_pool(&self, bytes: u64) -> Result<Made<'m>, EngineError> {
         create(
             self.model,
             &self.options,
@@ -434,58 +460,4 @@ impl<'m> Session<'m> {
 
 pub(super) fn lost() -> EngineError {
     EngineError::Lost("no decode succeeds any more".into())
-}
-
-/// Creates a context whose callbacks are the flag and the tap, which must outlive it.
-fn create<'m>(
-    model: &'m Model,
-    options: &EngineOptions,
-    poison: &Arc<Poison>,
-    tap: Option<&TapHandle>,
-    pool_bytes: u64,
-) -> Result<LlamaContext<'m>, EngineError> {
-    let mut params = context_params(options)
-        .with_moe_cache_size(usize::try_from(pool_bytes).unwrap_or(usize::MAX))
-        .with_abort_callback(
-            Some(on_abort_check),
-            Arc::as_ptr(poison).cast_mut().cast::<c_void>(),
-        );
-    if let Some(tap) = tap {
-        params = params
-            .with_cb_eval(Some(on_node))
-            .with_cb_eval_user_data(tap.0.as_ptr().cast::<c_void>());
-    }
-    log::forget();
-    model
-        .inner
-        .new_context(super::model::backend(), params)
-        .map_err(|_| EngineError::Context {
-            n_ctx: options.n_ctx,
-            n_batch: options.n_batch,
-            n_ubatch: options.n_ubatch,
-            detail: log::recent(),
-        })
-}
-
-fn context_params(options: &EngineOptions) -> LlamaContextParams {
-    let threads = i32::try_from(options.threads).unwrap_or(1);
-    // Each sequence has a cache of its own, so that the bits of one do not depend on where another
-    // one's tokens lie.
-    LlamaContextParams::default()
-        .with_n_ctx(NonZeroU32::new(
-            options.n_ctx.saturating_mul(options.sequences.max(1)),
-        ))
-        .with_n_seq_max(options.sequences.max(1))
-        .with_kv_unified(false)
-        .with_n_batch(options.n_batch)
-        .with_n_ubatch(options.n_ubatch)
-        .with_n_threads(threads)
-        .with_n_threads_batch(threads)
-        .with_cache_type_k(options.cache_k.ggml())
-        .with_cache_type_v(options.cache_v.ggml())
-        .with_flash_attn_type(match options.flash_attention {
-            FlashAttention::Auto => LlamaFlashAttnType::Auto,
-            FlashAttention::On => LlamaFlashAttnType::Enabled,
-            FlashAttention::Off => LlamaFlashAttnType::Disabled,
-        })
 }

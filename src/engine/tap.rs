@@ -49,7 +49,7 @@ pub enum Pass {
 }
 
 /// Receives every layer's routing while the engine waits.
-pub trait RouteSink: Send {
+pub trait RouteSink: Send + std::any::Any {
     /// Whether the routing of the decode that is about to begin has to be seen. Each layer
     /// that is seen ends a piece of graph, and the pool starts anew after it.
     fn watches(&mut self, pass: Pass) -> bool {
@@ -234,6 +234,11 @@ impl Tap {
         }
         self.experts = Vec::with_capacity(self.learned.top_k * max_tokens);
         self.sink = Some(sink);
+    }
+
+    /// Gives the sink back.
+    pub(super) fn take_sink(&mut self) -> Option<Box<dyn RouteSink>> {
+        self.sink.take()
     }
 
     pub(super) fn sink(&self) -> Option<&dyn RouteSink> {

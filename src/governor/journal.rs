@@ -3,7 +3,7 @@
 use super::act::Acted;
 use super::monitor::Page;
 use super::observe::Plant;
-use super::vram::VramEntry;
+use super::tier::VramEntry;
 use crate::sensors::Sample;
 use hotpin_controllers::{Action, Ceiling, Decision, ModelShape, Moment, PinLimit, Reason};
 use serde::{Deserialize, Serialize};

@@ -7,13 +7,17 @@ mod dense;
 mod journal;
 mod monitor;
 mod observe;
+mod suspend;
+mod tier;
 mod vram;
 mod watchdog;
 
 pub use dense::DenseWeights;
 pub use journal::{Change, Entry, Journal, JournalError, JournalFile};
 pub use monitor::{Event, Fate, Monitor, Page, Standing};
-pub use vram::{VramChange, VramEntry, VramPart, VramPoint};
+pub use suspend::Suspended;
+pub use tier::{VramChange, VramEntry, VramPoint};
+pub use vram::VramPart;
 
 use crate::plant::{Counters, Totals};
 use crate::sensors::{DegradedReason, DegradedSet, Roots, Sensors};
@@ -29,7 +33,7 @@ use monitor::{Experts, Orders};
 use observe::Plant;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use vram::Vram;
 use watchdog::UnderWay;
@@ -167,13 +171,15 @@ struct Shared {
     orders: Mutex<Orders>,
     ticks: tokio::sync::watch::Sender<u64>,
     under_way: UnderWay,
+    /// The store that is acted on; whoever wants to read it holds it for that time only.
+    store: Mutex<Weak<dyn ExpertStore>>,
 }
 
 /// A running governor. Stopping (or dropping) it joins the thread; pins stay until the store goes.
 #[derive(Debug)]
 pub struct Governor {
     shared: Arc<Shared>,
-    thread: Option<std::thread::JoinHandle<()>>,
+    thread: Option<std::thread::JoinHandle<Option<Loop>>>,
     watchdog: Option<std::thread::JoinHandle<()>>,
 }
 
@@ -233,6 +239,7 @@ impl Governor {
             orders: Mutex::default(),
             ticks: tokio::sync::watch::Sender::new(0),
             under_way: UnderWay::default(),
+            store: Mutex::new(Arc::downgrade(&regulated.store)),
         });
         let started = Instant::now();
         let mut looped = Loop {
@@ -252,18 +259,29 @@ impl Governor {
             policy,
             started,
         };
+        if looped.guarded_tick(Some(progress)) {
+            return Self::launch(looped);
+        }
+        Ok(Self {
+            shared,
+            thread: None,
+            watchdog: None,
+        })
+    }
+
+    /// Starts the threads.
+    fn launch(looped: Loop) -> std::io::Result<Self> {
+        let shared = Arc::clone(&looped.shared);
         let mut governor = Self {
             shared: Arc::clone(&shared),
             thread: None,
             watchdog: None,
         };
-        if looped.guarded_tick(Some(progress)) {
-            let regulated = looped.regulated.clone();
-            let (limit, on_failure) = (looped.options.stuck_after, looped.options.on_failure);
-            governor.thread = Some(spawn("hotpin-governor", move || looped.run())?);
-            let watch = move || watchdog::watch(&shared, &regulated, limit, on_failure);
-            governor.watchdog = Some(spawn("hotpin-watchdog", watch)?);
-        }
+        let regulated = looped.regulated.clone();
+        let (limit, on_failure) = (looped.options.stuck_after, looped.options.on_failure);
+        governor.thread = Some(spawn("hotpin-governor", move || looped.run())?);
+        let watch = move || watchdog::watch(&shared, &regulated, limit, on_failure);
+        governor.watchdog = Some(spawn("hotpin-watchdog", watch)?);
         Ok(governor)
     }
 
@@ -294,20 +312,27 @@ impl Governor {
     /// Ends the loop and waits for its threads. A loop that is stuck cannot be waited for, and what it
     /// holds cannot be taken apart: then the program ends here.
     pub fn stop(&mut self) {
+        let _ = self.end();
+    }
+
+    /// The same; returns what went round, unless it had ended before.
+    fn end(&mut self) -> Option<Loop> {
         *lock(&self.shared.stop) = true;
         self.shared.wake.notify_all();
         if let Some(watchdog) = self.watchdog.take() {
             let _ = watchdog.join();
         }
+        let mut looped = None;
         if let Some(thread) = self.thread.take() {
             if lock(&self.shared.status).stuck.is_some() && !ends_within(&thread, PATIENCE) {
                 tracing::error!("the governor's tick does not end; the program ends without it");
                 std::process::exit(1);
             }
             // A panic in the loop is caught inside and reported in the status.
-            let _ = thread.join();
+            looped = thread.join().ok().flatten();
         }
         lock(&self.shared.journal).flush();
+        looped
     }
 }
 
@@ -315,7 +340,7 @@ impl Governor {
 const PATIENCE: Duration = Duration::from_secs(5);
 const PATIENCE_STEP: Duration = Duration::from_millis(20);
 
-fn ends_within(thread: &std::thread::JoinHandle<()>, limit: Duration) -> bool {
+fn ends_within<T>(thread: &std::thread::JoinHandle<T>, limit: Duration) -> bool {
     let until = Instant::now() + limit;
     while !thread.is_finished() && Instant::now() < until {
         std::thread::sleep(PATIENCE_STEP);
@@ -323,10 +348,10 @@ fn ends_within(thread: &std::thread::JoinHandle<()>, limit: Duration) -> bool {
     thread.is_finished()
 }
 
-fn spawn(
+fn spawn<T: Send + 'static>(
     name: &str,
-    body: impl FnOnce() + Send + 'static,
-) -> std::io::Result<std::thread::JoinHandle<()>> {
+    body: impl FnOnce() -> T + Send + 'static,
+) -> std::io::Result<std::thread::JoinHandle<T>> {
     std::thread::Builder::new().name(name.into()).spawn(body)
 }
 
@@ -370,15 +395,16 @@ impl Shared {
 }
 
 impl Loop {
-    fn run(mut self) {
+    /// Goes round until it is told to stop; `None` after a tick that panicked.
+    fn run(mut self) -> Option<Self> {
         let mut due = Instant::now() + self.options.tick;
         loop {
             let Some(when) = self.next_tick(due) else {
-                return;
+                return Some(self);
             };
             due = when;
             if !self.guarded_tick(None) {
-                return;
+                return None;
             }
             // A tick that took too long, or a suspended machine, is not caught up with.
             due = (due + self.options.tick).max(Instant::now());

@@ -3,6 +3,7 @@
 
 use super::journal::Entry;
 use super::{Shared, Status, lock};
+use crate::store::ExpertStore;
 use hdrhistogram::Histogram;
 use hotpin_controllers::{
     Action, AdaptiveConfig, Checked, ConfigError, ExpertId, Reason, Residence,
@@ -146,6 +147,13 @@ impl Monitor {
         let checked = control.check()?;
         lock(&self.0.orders).control = Some(checked);
         Ok(())
+    }
+
+    /// The store that is acted on; `None` while there is none. To be held for a look only: a store does
+    /// not outlive the model that it is over.
+    #[must_use]
+    pub fn store(&self) -> Option<Arc<dyn ExpertStore>> {
+        lock(&self.0.store).upgrade()
     }
 
     /// Tells the number of ticks each time it rises.

@@ -1,17 +1,16 @@
 //! The tier in a graphics device's memory: what the law sees each tick, what it orders, and what is told
 //! of it.
 
-use crate::engine::{MemorySource, Repooled};
-use crate::plant::VramLink;
+use super::tier::{VramChange, VramEntry, VramPoint};
+use crate::engine::{MemorySource, PoolTotals};
+use crate::plant::{Move, Moved, Outcome, VramLink};
 use crate::sensors::Sample;
 use hotpin_controllers::Moment;
 use hotpin_controllers::config::VramConfig;
 use hotpin_controllers::vram::{
     Arrangement, ChangeCosts, ChangeKind, DeviceMemory, PoolCounts, PoolLayout, VramCeiling,
-    VramDecision, VramFigures, VramLaw, VramObservation, VramRule,
+    VramDecision, VramFigures, VramLaw, VramObservation,
 };
-use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// What of a session is in a device's memory.
@@ -29,73 +28,10 @@ pub struct VramPart {
     pub link_bytes_per_s: Option<f64>,
     /// Bytes of the dense weights there.
     pub dense_bytes: u64,
-}
-
-/// A change of the pool, as written. Sizes in bytes.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct VramChange {
-    /// What was ordered.
-    pub asked_bytes: u64,
-    /// What there was.
-    pub before_bytes: u64,
-    /// What there is.
-    pub bytes: u64,
-    /// Sequences that were saved and put back.
-    pub state_bytes: u64,
-    /// Time that it took, milliseconds.
-    pub took_ms: f64,
-    /// Why it is not what was ordered.
-    pub refused: Option<String>,
-}
-
-/// The tier at a tick, as written. Sizes in bytes; what is not known is `null`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct VramEntry {
-    /// Where experts are used from while batches are small: `cpu`, `reload` or `static`.
-    pub arrangement: String,
-    /// Bytes of the pool that there is.
-    pub pool_bytes: u64,
-    /// Bytes that the law wants.
-    pub wanted_bytes: u64,
-    /// The rule that says so.
-    pub rule: VramRule,
-    /// Lowest ceiling.
-    pub capacity_bytes: u64,
-    /// Which one that is.
-    pub binding: VramCeiling,
-    /// Every ceiling that is known.
-    pub ceilings: BTreeMap<String, u64>,
-    /// Free memory of the device.
-    pub free_bytes: Option<u64>,
-    /// All of its memory.
-    pub total_bytes: Option<u64>,
-    /// Routed experts found in pools since the start.
-    pub hits: u64,
-    /// Those that had to be copied to the device.
-    pub misses: u64,
-    /// Bytes copied for them.
-    pub uploaded_bytes: u64,
-    /// Experts that are stable there, so that they need not be locked in RAM.
-    pub covered_experts: u64,
-    /// Measured time of a token now, milliseconds.
-    pub present_ms: Option<f64>,
-    /// Expected with a pool at the lowest ceiling.
-    pub reload_ms: Option<f64>,
-    /// Expected with whole layers' experts in the device's memory.
-    pub static_ms: Option<f64>,
-    /// Expected with all experts on the processor.
-    pub cpu_ms: Option<f64>,
-    /// Changes since the last tick.
-    pub changes: Vec<VramChange>,
-}
-
-/// What pools of other sizes would do.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct VramPoint {
-    /// Bytes of the pool.
-    pub pool_bytes: u64,
-    /// Part of routed experts that it would hold.
-    pub hit_ratio: f64,
+    /// Bytes of the context there, its pool apart.
+    pub context_bytes: u64,
+    /// Time that loading the model and making its context took, ns.
+    pub load_ns: u64,
 }
 
 /// The tier's part of the loop.
@@ -111,8 +47,10 @@ pub(super) struct Vram {
     /// Uses of the pools before this one.
     earlier: PoolCounts,
     memory: Option<DeviceMemory>,
-    changes: Vec<Repooled>,
+    changes: Vec<Outcome>,
     changed: u64,
+    /// Time of the last change of placement, and bytes that were loaded for it.
+    last_load: (u64, u64),
 }
 
 impl Vram {
@@ -124,8 +62,10 @@ impl Vram {
             covered: Vec::new(),
             costs: ChangeCosts {
                 dense_bytes: Some(part.dense_bytes),
+                context_bytes: Some(part.context_bytes),
                 ..ChangeCosts::default()
             },
+            last_load: (part.load_ns, part.dense_bytes),
             failed: None,
             earlier: PoolCounts::default(),
             memory: None,
@@ -137,9 +77,10 @@ impl Vram {
 
     /// Takes over other settings.
     pub(super) fn reconfigure(&mut self, config: &VramConfig) {
-        // The size is the command line's.
+        // The size is the command line's, and whether models can be loaded anew the verb's.
         let config = VramConfig {
             limit_bytes: self.part.config.limit_bytes,
+            allow_static: self.part.config.allow_static && config.allow_static,
             ..config.clone()
         };
         self.law.reconfigure(&config);
@@ -150,10 +91,8 @@ impl Vram {
     pub(super) fn tick(&mut self, now: Moment, sample: &Sample, idle: bool) {
         self.read();
         self.memory = self.part.source.memory();
-        let applied = match self.part.link.pool_bytes() {
-            0 => Arrangement::Cpu,
-            pool_bytes => Arrangement::Reload { pool_bytes },
-        };
+        let applied = self.part.link.applied();
+        self.costs.reload_ns = Some(self.load_ns(applied));
         let available = |host: u64| {
             let cgroup = sample.cgroup.map_or(u64::MAX, |c| c.available_bytes);
             host.min(cgroup)
@@ -171,13 +110,31 @@ impl Vram {
             idle,
         };
         self.law.tick(&observation, &mut self.decision);
-        // Whole layers are placed when a model is loaded, which a running session cannot do anew.
-        match self.decision.change.map(|change| change.kind) {
-            Some(ChangeKind::Recreate) => {
-                self.part.link.order(self.decision.arrangement.bytes());
+        let to = self.decision.arrangement;
+        match self.decision.change {
+            Some(change) if change.kind == ChangeKind::Recreate => {
+                self.part.link.order(to.bytes());
             }
-            Some(ChangeKind::Reload) | None => self.part.link.withdraw(),
+            Some(change) => self.part.link.order_move(Move {
+                to,
+                both_fit: change.both_fit,
+            }),
+            None => self.part.link.withdraw(),
         }
+    }
+
+    /// Time that loading the model anew would take, ns: as long as it took last, and with more to be
+    /// loaded longer in proportion.
+    fn load_ns(&self, applied: Arrangement) -> u64 {
+        let (took_ns, loaded_bytes) = self.last_load;
+        let free_bytes = self.memory.map_or(u64::MAX, |memory| memory.free_bytes);
+        let experts_bytes = free_bytes
+            .saturating_add(applied.bytes())
+            .min(self.part.layout.host_bytes());
+        let bytes = self.part.dense_bytes.saturating_add(experts_bytes);
+        let scaled = u128::from(took_ns) * u128::from(bytes.max(loaded_bytes))
+            / u128::from(loaded_bytes.max(1));
+        u64::try_from(scaled).unwrap_or(u64::MAX)
     }
 
     /// Takes in what the engine's side left.
@@ -187,23 +144,48 @@ impl Vram {
         self.figures.clone_from(&published.figures);
         self.covered.clone_from(&published.covered);
         drop(published);
-        for change in &self.changes {
-            self.changed += u64::from(change.bytes != change.before_bytes);
-            if let Some(ended) = &change.ended {
-                for count in [ended.small, ended.large] {
-                    self.earlier.hits += count.hits;
-                    self.earlier.misses += count.misses;
-                    self.earlier.upload_bytes += bytes_of(count.uploaded_bytes);
+        for change in std::mem::take(&mut self.changes) {
+            match &change {
+                Outcome::Pool(pool) => {
+                    self.changed += u64::from(pool.bytes != pool.before_bytes);
+                    self.note_end(pool.ended.as_ref());
+                    if pool.refused.is_some() {
+                        self.failed = Some(Arrangement::Reload {
+                            pool_bytes: pool.asked_bytes,
+                        });
+                    } else {
+                        self.costs.recreate_ns = Some(pool.took_ns);
+                        self.costs.state_bytes = Some(pool.state_bytes);
+                    }
                 }
+                Outcome::Placed(moved) => self.note_move(moved),
             }
-            if change.refused.is_some() {
-                self.failed = Some(Arrangement::Reload {
-                    pool_bytes: change.asked_bytes,
-                });
-            } else {
-                self.costs.recreate_ns = Some(change.took_ns);
-                self.costs.state_bytes = Some(change.state_bytes);
-            }
+            self.changes.push(change);
+        }
+    }
+
+    fn note_move(&mut self, moved: &Moved) {
+        self.changed += u64::from(moved.now != moved.before);
+        self.note_end(moved.ended.as_ref());
+        if moved.refused.is_some() && moved.now != moved.asked {
+            self.failed = Some(moved.asked);
+            return;
+        }
+        let on_device = match moved.now {
+            Arrangement::Static { .. } => self.part.layout.device_bytes(moved.now).iter().sum(),
+            Arrangement::Reload { .. } | Arrangement::Cpu => 0,
+        };
+        self.last_load = (moved.took_ns, self.part.dense_bytes + on_device);
+        self.costs.state_bytes = Some(moved.state_bytes);
+    }
+
+    /// Takes in the uses of a pool that is no more.
+    fn note_end(&mut self, ended: Option<&PoolTotals>) {
+        let Some(ended) = ended else { return };
+        for count in [ended.small, ended.large] {
+            self.earlier.hits += count.hits;
+            self.earlier.misses += count.misses;
+            self.earlier.upload_bytes += bytes_of(count.uploaded_bytes);
         }
     }
 
@@ -230,14 +212,34 @@ impl Vram {
             .collect()
     }
 
+    fn slots(&self, pool_bytes: u64) -> u64 {
+        let plan = self.part.layout.plan(pool_bytes);
+        plan.map_or(0, |plan| {
+            plan.groups.iter().map(|group| u64::from(group.slots)).sum()
+        })
+    }
+
     pub(super) fn entry(&self) -> VramEntry {
-        let pool_bytes = self.part.link.pool_bytes();
+        let applied = self.part.link.applied();
         let decision = &self.decision;
         let counts = self.figures.pool.counts();
         let ms = |ns: Option<f64>| ns.map(|ns| ns / 1e6);
         VramEntry {
-            arrangement: if pool_bytes == 0 { "cpu" } else { "reload" }.to_owned(),
-            pool_bytes,
+            arrangement: applied.label().to_owned(),
+            pool_bytes: self.part.link.pool_bytes(),
+            slots: match applied {
+                Arrangement::Reload { pool_bytes } => self.slots(pool_bytes),
+                Arrangement::Static { .. } | Arrangement::Cpu => 0,
+            },
+            static_bytes: match applied {
+                Arrangement::Static { .. } => self.part.layout.device_bytes(applied).iter().sum(),
+                Arrangement::Reload { .. } | Arrangement::Cpu => 0,
+            },
+            given_static_bytes: match applied {
+                Arrangement::Static { bytes } => bytes,
+                Arrangement::Reload { .. } | Arrangement::Cpu => 0,
+            },
+            wanted: decision.arrangement.label().to_owned(),
             wanted_bytes: decision.arrangement.bytes(),
             rule: decision.rule,
             capacity_bytes: decision.capacity_bytes,
@@ -262,39 +264,6 @@ impl Vram {
     }
 }
 
-impl VramEntry {
-    /// Whether this tick deserves a line of its own after `before`.
-    pub(super) fn differs(&self, before: &Self) -> bool {
-        !self.changes.is_empty()
-            || self.rule != before.rule
-            || self.binding != before.binding
-            || self.wanted_bytes != before.wanted_bytes
-    }
-
-    /// Part of the routed experts that were found in the device's memory; `None` before any was routed
-    /// there.
-    #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
-    pub fn hit_ratio(&self) -> Option<f64> {
-        let all = self.hits + self.misses;
-        (all > 0).then(|| self.hits as f64 / all as f64)
-    }
-}
-
-impl From<&Repooled> for VramChange {
-    #[expect(clippy::cast_precision_loss, reason = "times far below 2^53 ns")]
-    fn from(change: &Repooled) -> Self {
-        Self {
-            asked_bytes: change.asked_bytes,
-            before_bytes: change.before_bytes,
-            bytes: change.bytes,
-            state_bytes: change.state_bytes,
-            took_ms: change.took_ns as f64 / 1e6,
-            refused: change.refused.clone(),
-        }
-    }
-}
-
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -302,4 +271,104 @@ impl From<&Repooled> for VramChange {
 )]
 fn bytes_of(bytes: f64) -> u64 {
     bytes.max(0.0) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hotpin_controllers::vram::{DeviceLayout, LayerLayout, TensorLayout};
+
+    const MIB: u64 = 1 << 20;
+    const SECOND: u64 = 1_000_000_000;
+
+    #[derive(Debug)]
+    struct Unseen;
+
+    impl MemorySource for Unseen {
+        fn memory(&self) -> Option<DeviceMemory> {
+            None
+        }
+    }
+
+    /// Four layers of eight experts of 1 MiB; 8 MiB of dense weights, loaded in a second.
+    fn tier() -> Vram {
+        let layer = LayerLayout {
+            device: Some(0),
+            experts: 8,
+            top_k: 2,
+            tensors: vec![TensorLayout {
+                ggml_type: 8,
+                columns: 1024,
+                rows: 1024,
+                expert_bytes: MIB,
+            }],
+        };
+        let device = DeviceLayout {
+            alignment_bytes: 256,
+            split: 1.0,
+            most_bank_bytes: None,
+            offload_tokens: None,
+        };
+        Vram::new(VramPart {
+            link: Arc::default(),
+            source: Arc::new(Unseen),
+            layout: PoolLayout::new(vec![layer; 4], vec![device]).expect("layout"),
+            config: VramConfig::default(),
+            link_bytes_per_s: None,
+            dense_bytes: 8 * MIB,
+            context_bytes: MIB,
+            load_ns: SECOND,
+        })
+    }
+
+    #[test]
+    fn loading_anew_costs_what_it_took_last_for_its_bytes() {
+        let mut tier = tier();
+        assert_eq!(
+            tier.load_ns(Arrangement::Cpu),
+            5 * SECOND,
+            "all 32 MiB more"
+        );
+        let free = |free_bytes| DeviceMemory {
+            total_bytes: 64 * MIB,
+            free_bytes,
+        };
+        tier.memory = Some(free(8 * MIB));
+        assert_eq!(
+            tier.load_ns(Arrangement::Cpu),
+            2 * SECOND,
+            "as much as fits"
+        );
+        let asked = Arrangement::Static { bytes: 17 * MIB };
+        let moved = Moved {
+            asked,
+            before: Arrangement::Cpu,
+            now: asked,
+            ended: None,
+            state_bytes: 7,
+            took_ns: 9 * SECOND,
+            refused: None,
+        };
+        tier.note_move(&moved);
+        assert_eq!((tier.failed, tier.changed), (None, 1));
+        assert_eq!(tier.costs.state_bytes, Some(7));
+        tier.memory = Some(free(0));
+        // Two layers of it and the dense weights took 9 s; 17 MiB and those take a little more.
+        assert_eq!(tier.load_ns(asked), 9 * SECOND * 25 / 24);
+        let refused = Moved {
+            asked,
+            before: Arrangement::Cpu,
+            now: Arrangement::Cpu,
+            took_ns: SECOND,
+            refused: Some("no room".into()),
+            ..moved
+        };
+        tier.note_move(&refused);
+        assert_eq!((tier.failed, tier.changed), (Some(asked), 1));
+        assert_eq!(
+            tier.load_ns(asked),
+            9 * SECOND * 25 / 24,
+            "it tells no time"
+        );
+    }
 }

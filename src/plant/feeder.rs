@@ -86,6 +86,12 @@ impl Feeder {
         self
     }
 
+    /// Takes it apart: what outlives the model that it was made for.
+    #[must_use]
+    pub fn into_parts(self) -> (Option<Recorder>, Option<VramFeed>) {
+        (self.recorder, self.vram)
+    }
+
     /// Collects the distinct experts of one layer and counts them: in a decode once for each token that
     /// was routed to them, in a prompt once.
     fn collect(&mut self, layer: usize, routed: &Routed<'_>) -> Result<(), StoreError> {

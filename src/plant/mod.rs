@@ -3,10 +3,14 @@
 
 mod counters;
 mod feeder;
+mod parked;
 mod rig;
 mod vram;
 
 pub use counters::{Counters, Totals};
 pub use feeder::Feeder;
+pub use parked::{Parked, Resumed};
 pub use rig::{Rig, RigError, RigOptions, VramOptions};
-pub use vram::{Published, VramFeed, VramLink, VramSize, dense_on_device, pool_layout};
+pub use vram::{
+    Move, Moved, Outcome, Published, VramFeed, VramLink, VramSize, dense_on_device, pool_layout,
+};

@@ -1,6 +1,7 @@
 //! A session with everything that regulates it, put together in the order that is safe and taken
 //! apart in the reverse one.
 
+use super::parked::Again;
 use super::{Counters, Feeder, VramFeed, VramLink, VramSize, dense_on_device, pool_layout};
 use crate::engine::{
     Device, EngineError, EngineOptions, ExpertArena, Learned, MemorySource, Model, Placement, Poll,
@@ -91,6 +92,9 @@ pub struct VramOptions {
     pub size: VramSize,
     /// Who knows how much is free; the device itself by default.
     pub source: Option<Arc<dyn MemorySource>>,
+    /// Whether whoever runs the session loads the model anew where the law orders that
+    /// ([`Rig::move_due`]).
+    pub moves: bool,
 }
 
 /// Why a session could not be put together.
@@ -156,6 +160,8 @@ pub struct Rig<'m> {
     pub limitations: Vec<Limited>,
     /// What else the user should know about how it runs.
     pub notes: Vec<String>,
+    /// With what it is put together again over a model that was loaded anew.
+    pub(super) again: Option<Again>,
 }
 
 /// How idle threads wait under a policy: see docs/control.md.
@@ -168,7 +174,7 @@ fn poll_of(policy: PolicyKind) -> Poll {
 }
 
 /// Who keeps transit in budget under a policy.
-fn keeper_of(policy: PolicyKind) -> TransitKeeper {
+pub(super) fn keeper_of(policy: PolicyKind) -> TransitKeeper {
     match policy {
         PolicyKind::Adaptive | PolicyKind::Lru => TransitKeeper::Store,
         PolicyKind::Off | PolicyKind::Fetch | PolicyKind::Static => TransitKeeper::Kernel,
@@ -213,6 +219,7 @@ impl<'m> Rig<'m> {
             recording: None,
             limitations: Vec::new(),
             notes: Vec::new(),
+            again: None,
         };
         if !map.is_moe() {
             rig.notes.push("this is a dense model: every weight is used for every token, so there is nothing to pin".into());
@@ -284,8 +291,10 @@ impl<'m> Rig<'m> {
         let link = Arc::new(VramLink::default());
         let config = VramConfig {
             limit_bytes,
-            // Whole layers are placed when the model is loaded.
-            allow_static: false,
+            // Whole layers are placed when a model is loaded; what the user placed stays where it is.
+            allow_static: options.control.vram.allow_static
+                && options.vram.moves
+                && placement.experts().is_empty(),
             ..options.control.vram.clone()
         };
         let feed = VramFeed::new(
@@ -306,9 +315,17 @@ impl<'m> Rig<'m> {
                 .ok()
                 .map(|link| link.upload_bytes_per_s),
             dense_bytes: dense_on_device(map, &placement),
+            context_bytes: self.session.device_bytes(),
+            load_ns: self.session.model().load_ns() + self.session.made_ns(),
             layout,
             config,
         };
+        self.again = Some(Again {
+            engine: self.session.options().clone(),
+            policy: options.policy,
+            link: Arc::clone(&part.link),
+            layout: part.layout.clone(),
+        });
         Some((feed, part))
     }
 
@@ -431,10 +448,7 @@ fn make_store(
         lock_dense: lock_dense && options.direct.lock_dense,
         ..options.direct
     };
-    let piece_bytes = readahead_request_bytes(&Roots::default(), map.path())
-        .ok()
-        .and_then(|bytes| usize::try_from(bytes).ok())
-        .unwrap_or(UNKNOWN_DEVICE_PIECE_BYTES);
+    let piece_bytes = piece_bytes(map);
     let why = match options.store {
         StoreKind::Mapped => None,
         StoreKind::Auto if placement.uses_device() => None,
@@ -467,23 +481,50 @@ fn make_store(
         let said = format!("store mapped, since direct would not do its best here: {why}");
         (Limitation::MappedInstead, said)
     });
-    let layout = Layout::placed(map, learned, placement)?;
-    #[expect(
-        unsafe_code,
-        reason = "only here is it known that the model outlives the store"
-    )]
-    // SAFETY: the mapping belongs to the model, which the rig's lifetime keeps alive longer than the
-    // session; the store is dropped with the rig, after the governor's thread was joined.
-    let (store, dense) =
-        unsafe { MappedStore::new(layout, keeper_of(options.policy), lock_dense, piece_bytes) };
+    let (store, dense) = make_mapped(
+        map,
+        learned,
+        placement,
+        keeper_of(options.policy),
+        lock_dense,
+    )?;
     Ok(Made {
-        store: Arc::new(store),
+        store,
         arena: None,
         kind: StoreKind::Mapped,
         dense,
         limitations: limitation.into_iter().collect(),
         chosen: None,
     })
+}
+
+/// Store `mapped` over a loaded model.
+pub(super) fn make_mapped(
+    map: &ModelMap,
+    learned: &Learned,
+    placement: &Placement,
+    keeper: TransitKeeper,
+    lock_dense: bool,
+) -> Result<(Arc<dyn ExpertStore>, DenseLock), RigError> {
+    let layout = Layout::placed(map, learned, placement)?;
+    let piece_bytes = piece_bytes(map);
+    #[expect(
+        unsafe_code,
+        reason = "only here is it known that the model outlives the store"
+    )]
+    // SAFETY: the mapping belongs to the model, which the rig's lifetime keeps alive longer than the
+    // session; the store is dropped with the rig, or when the rig is parked, after the governor's thread
+    // was joined. Others hold it for a look only (`Monitor::store`).
+    let (store, dense) = unsafe { MappedStore::new(layout, keeper, lock_dense, piece_bytes) };
+    Ok((Arc::new(store), dense))
+}
+
+/// Bytes of one readahead request that the disk of a model's file takes.
+fn piece_bytes(map: &ModelMap) -> usize {
+    readahead_request_bytes(&Roots::default(), map.path())
+        .ok()
+        .and_then(|bytes| usize::try_from(bytes).ok())
+        .unwrap_or(UNKNOWN_DEVICE_PIECE_BYTES)
 }
 
 /// Whether memory that we hold stays in RAM.

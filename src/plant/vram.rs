@@ -12,7 +12,7 @@ use hotpin_controllers::vram::{
 use hotpin_controllers::{ExpertId, ModelShape};
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Decodes between two copies of the shadow's figures for the governor.
@@ -73,11 +73,53 @@ impl FromStr for VramSize {
     }
 }
 
+/// A change for which the model is loaded anew, with other experts on the device for good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Move {
+    /// What there is to be; a pool is made by a further order.
+    pub to: Arrangement,
+    /// Old and new fit into the device's memory side by side.
+    pub both_fit: bool,
+}
+
+/// What came of a [`Move`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Moved {
+    /// What there was to be.
+    pub asked: Arrangement,
+    /// What there was.
+    pub before: Arrangement,
+    /// What there is.
+    pub now: Arrangement,
+    /// What llama.cpp counted of the pool that went.
+    pub ended: Option<crate::engine::PoolTotals>,
+    /// Bytes of the sequences that were saved and put back.
+    pub state_bytes: u64,
+    /// Time for which nothing was decoded, ns.
+    pub took_ns: u64,
+    /// Why it is not what was asked for.
+    pub refused: Option<String>,
+}
+
+/// A change that was tried.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Outcome {
+    /// Of the pool: another context.
+    Pool(Repooled),
+    /// Of what is on the device for good: another model.
+    Placed(Moved),
+}
+
 /// What engine and governor tell each other. The engine never waits for the other side.
 #[derive(Debug)]
 pub struct VramLink {
     order_bytes: AtomicU64,
     pool_bytes: AtomicU64,
+    /// Bytes of whole layers' experts that the law was given, while they are on the device.
+    static_bytes: AtomicU64,
+    /// Whether `placement` has an order: looked at before each token.
+    moves: AtomicBool,
+    placement: Mutex<Option<Move>>,
     published: Mutex<Published>,
 }
 
@@ -89,7 +131,7 @@ pub struct Published {
     /// Experts that are stable in the pool, by id.
     pub covered: Vec<bool>,
     /// What came of orders since the governor looked last.
-    pub changes: Vec<Repooled>,
+    pub changes: Vec<Outcome>,
 }
 
 impl Default for VramLink {
@@ -97,6 +139,9 @@ impl Default for VramLink {
         Self {
             order_bytes: AtomicU64::new(NONE),
             pool_bytes: AtomicU64::new(0),
+            static_bytes: AtomicU64::new(0),
+            moves: AtomicBool::new(false),
+            placement: Mutex::default(),
             published: Mutex::default(),
         }
     }
@@ -111,6 +156,44 @@ impl VramLink {
     /// Takes back an order that was not followed yet.
     pub fn withdraw(&self) {
         self.order_bytes.store(NONE, Relaxed);
+        self.set_move(None);
+    }
+
+    /// Asks for the model to be loaded anew.
+    pub fn order_move(&self, to: Move) {
+        self.order_bytes.store(NONE, Relaxed);
+        self.set_move(Some(to));
+    }
+
+    fn set_move(&self, order: Option<Move>) {
+        *self.placement() = order;
+        self.moves.store(order.is_some(), Relaxed);
+    }
+
+    fn placement(&self) -> MutexGuard<'_, Option<Move>> {
+        self.placement
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The order to load the model anew, if there is one.
+    #[must_use]
+    pub fn move_due(&self) -> Option<Move> {
+        // Between two tokens nobody waits for a lock in vain.
+        if !self.moves.load(Relaxed) {
+            return None;
+        }
+        *self.placement()
+    }
+
+    /// Where experts are.
+    #[must_use]
+    pub fn applied(&self) -> Arrangement {
+        match (self.static_bytes.load(Relaxed), self.pool_bytes()) {
+            (0, 0) => Arrangement::Cpu,
+            (0, pool_bytes) => Arrangement::Reload { pool_bytes },
+            (bytes, _) => Arrangement::Static { bytes },
+        }
     }
 
     /// Bytes of the pool that there is.
@@ -135,7 +218,7 @@ pub struct VramFeed {
     shape: ModelShape,
     unpublished: u32,
     /// What came of orders that could not be published at once.
-    waiting: Vec<Repooled>,
+    waiting: Vec<Outcome>,
     /// The context is new: its first decode compiles what the device computes with.
     fresh: bool,
 }
@@ -208,11 +291,7 @@ impl VramFeed {
 
     /// Begins anew with the pool that there is now.
     pub fn repooled(&mut self, outcome: &Repooled) {
-        if let (Some(own), Some(theirs)) = (self.tracker.totals(), &outcome.ended)
-            && !agree(own, theirs)
-        {
-            tracing::warn!("the pool was used otherwise than its shadow says: {theirs:?}, {own:?}");
-        }
+        self.check(outcome.ended.as_ref());
         let arrangement = match outcome.bytes {
             0 => Arrangement::Cpu,
             pool_bytes => Arrangement::Reload { pool_bytes },
@@ -233,8 +312,34 @@ impl VramFeed {
             .link
             .order_bytes
             .compare_exchange(outcome.asked_bytes, NONE, Relaxed, Relaxed);
-        self.waiting.push(outcome.clone());
+        self.waiting.push(Outcome::Pool(outcome.clone()));
         self.publish();
+    }
+
+    /// Begins anew over a model that was loaded anew, or over the old one when that failed.
+    pub fn moved(&mut self, outcome: Moved) {
+        self.check(outcome.ended.as_ref());
+        self.tracker.arranged(outcome.now);
+        self.fresh = true;
+        let (pool_bytes, static_bytes) = match outcome.now {
+            Arrangement::Cpu => (0, 0),
+            Arrangement::Reload { pool_bytes } => (pool_bytes, 0),
+            Arrangement::Static { bytes } => (0, bytes),
+        };
+        self.link.pool_bytes.store(pool_bytes, Relaxed);
+        self.link.static_bytes.store(static_bytes, Relaxed);
+        self.link.withdraw();
+        self.waiting.push(Outcome::Placed(outcome));
+        self.publish();
+    }
+
+    /// Compares llama.cpp's count of a pool that ended with the shadow's.
+    fn check(&self, ended: Option<&crate::engine::PoolTotals>) {
+        if let (Some(own), Some(theirs)) = (self.tracker.totals(), ended)
+            && !agree(own, theirs)
+        {
+            tracing::warn!("the pool was used otherwise than its shadow says: {theirs:?}, {own:?}");
+        }
     }
 
     /// The shadow.

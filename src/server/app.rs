@@ -7,7 +7,7 @@ use crate::engine::Model;
 use crate::engine::chat::Chat;
 use crate::governor::Monitor;
 use crate::plant::Counters;
-use crate::store::{ExpertStore, Limited};
+use crate::store::Limited;
 use axum::http::StatusCode;
 use hotpin_controllers::{ModelShape, PolicyKind};
 use serde::Serialize;
@@ -100,7 +100,7 @@ pub enum Phase {
 /// What is known once the model is loaded.
 #[derive(Debug)]
 pub struct Ready {
-    /// The model.
+    /// The model, or its vocabulary alone where the weights may be loaded anew.
     pub model: Arc<Model>,
     /// Its chat template.
     pub chat: Chat,
@@ -110,8 +110,6 @@ pub struct Ready {
     pub n_ctx: usize,
     /// The governor, where there is one.
     pub monitor: Option<Monitor>,
-    /// The store, where there is one.
-    pub store: Option<Arc<dyn ExpertStore>>,
     /// What the session has to do without.
     pub limitations: Vec<Limited>,
     /// The engine's counters.

@@ -3,7 +3,7 @@
 use super::app::Ready;
 use super::metrics::word;
 use super::openai::ApiError;
-use crate::governor::{Event, Monitor, Standing};
+use crate::governor::{Event, Monitor, Standing, VramEntry};
 use axum::http::StatusCode;
 use hotpin_controllers::{ModelShape, Reason, Residence};
 use serde_json::{Value, json};
@@ -28,6 +28,7 @@ pub(super) fn explain(
     let id = shape.id(layer_index, index);
     let standing = monitor.standing(id).ok_or_else(fail)?;
     let last = monitor.status().entry;
+    let tier = last.as_ref().and_then(|entry| entry.vram.as_ref());
     Ok(json!({
         "layer": layer_index,
         "block": ready.blocks.get(layer_index),
@@ -43,8 +44,8 @@ pub(super) fn explain(
         "evicted_s": standing.fate.evicted_s,
         "now_s": last.as_ref().map(|entry| entry.t_s),
         // The tier in a device's memory, where there is one.
-        "vram": last.and_then(|entry| entry.vram),
-        "text": sentence(layer_index, index, &standing),
+        "vram": tier,
+        "text": sentence(layer_index, index, &standing, tier),
     }))
 }
 
@@ -94,7 +95,14 @@ fn because(event: &Event) -> String {
     )
 }
 
-fn sentence(layer: usize, expert: u32, standing: &Standing) -> String {
+fn sentence(layer: usize, expert: u32, standing: &Standing, tier: Option<&VramEntry>) -> String {
+    let there = tier.map_or_else(String::new, |tier| {
+        format!(" The graphics device has {}.", tier.words())
+    });
+    stands(layer, expert, standing) + &there
+}
+
+fn stands(layer: usize, expert: u32, standing: &Standing) -> String {
     let fate = &standing.fate;
     let since = fate.since_s.map_or_else(
         || "since the start".to_owned(),
@@ -133,7 +141,7 @@ fn sentence(layer: usize, expert: u32, standing: &Standing) -> String {
 #[cfg(test)]
 mod tests {
     use super::sentence;
-    use crate::governor::{Event, Fate, Standing};
+    use crate::governor::{Event, Fate, Standing, VramEntry};
     use hotpin_controllers::{Reason, Residence};
 
     #[test]
@@ -153,7 +161,7 @@ mod tests {
                 ..Fate::default()
             },
         };
-        let text = sentence(1, 7, &pinned);
+        let text = sentence(1, 7, &pinned, None);
         for words in [
             "pinned since 3.0 s",
             "score 0.420",
@@ -172,8 +180,13 @@ mod tests {
             },
             ..pinned
         };
-        let text = sentence(1, 7, &evicted);
-        for words in ["evicted at 9.0 s, because", "unpinned at 8.0 s", "stale"] {
+        let text = sentence(1, 7, &evicted, Some(&VramEntry::example()));
+        for words in [
+            "evicted at 9.0 s, because",
+            "unpinned at 8.0 s",
+            "stale",
+            "The graphics device has a pool of 3.00 MiB for experts, 3 slots (rule yield",
+        ] {
             assert!(text.contains(words), "no {words:?} in {text}");
         }
     }

@@ -188,7 +188,7 @@ fn server(out: &mut Out<'_>, app: &App) -> fmt::Result {
 
 fn engine(out: &mut Out<'_>, ready: &Ready) -> fmt::Result {
     let totals = ready.counters.totals();
-    if let Some(store) = &ready.store {
+    if let Some(store) = ready.monitor.as_ref().and_then(Monitor::store) {
         out.gauge(
             "hotpin_locked_bytes",
             "Bytes locked by the books, dense weights included, in whole pages",
@@ -293,6 +293,9 @@ fn governor(out: &mut Out<'_>, status: &Status) -> fmt::Result {
     }
 }
 
+/// Where experts can be used from.
+const ARRANGEMENTS: [&str; 3] = ["cpu", "reload", "static"];
+
 /// The tier in a device's memory.
 fn vram(out: &mut Out<'_>, status: &Status, vram: &VramEntry) -> fmt::Result {
     out.gauge(
@@ -301,8 +304,26 @@ fn vram(out: &mut Out<'_>, status: &Status, vram: &VramEntry) -> fmt::Result {
         vram.pool_bytes,
     )?;
     out.gauge(
+        "hotpin_vram_pool_slots",
+        "Slots of that pool, each for one expert",
+        vram.slots,
+    )?;
+    out.gauge(
+        "hotpin_vram_static_bytes",
+        "Bytes of whole layers' experts that are there for good",
+        vram.static_bytes,
+    )?;
+    out.gauges(
+        "hotpin_vram_arrangement",
+        "1 for where experts are used from",
+        ARRANGEMENTS.iter().map(|&name| {
+            let is = u64::from(name == vram.arrangement);
+            ("arrangement", name, is)
+        }),
+    )?;
+    out.gauge(
         "hotpin_vram_wanted_bytes",
-        "Bytes that the law wants it to have",
+        "Bytes that the law wants experts to have there",
         vram.wanted_bytes,
     )?;
     if let Some(free_bytes) = vram.free_bytes {
@@ -350,7 +371,7 @@ fn vram(out: &mut Out<'_>, status: &Status, vram: &VramEntry) -> fmt::Result {
     )?;
     out.counter(
         "hotpin_vram_changes",
-        "Changes of the pool's size",
+        "Changes of the pool's size or of the arrangement",
         &status.vram_changes,
     )
 }
@@ -386,4 +407,58 @@ fn ticks(out: &mut Out<'_>, times: &Histogram<u64>) -> fmt::Result {
         sum,
         &buckets,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::prometheus_text;
+    use super::{Collector, DescriptorEncoder, Out, Registry, Status, VramEntry, fmt, vram};
+
+    /// A tier alone.
+    #[derive(Debug)]
+    struct Tier(VramEntry);
+
+    impl Collector for Tier {
+        fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+            let status = Status {
+                vram_changes: 4,
+                ..Status::default()
+            };
+            vram(&mut Out(encoder), &status, &self.0)
+        }
+    }
+
+    #[test]
+    fn every_figure_of_the_tier_is_a_metric() {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(Tier(VramEntry::example())));
+        let mut text = String::new();
+        prometheus_text::encode(&mut text, &registry).expect("a string takes all");
+        for line in [
+            "hotpin_vram_pool_bytes 3145728",
+            "hotpin_vram_pool_slots 3",
+            "hotpin_vram_static_bytes 0",
+            "hotpin_vram_arrangement{arrangement=\"reload\"} 1",
+            "hotpin_vram_arrangement{arrangement=\"static\"} 0",
+            "hotpin_vram_wanted_bytes 2097152",
+            "hotpin_vram_free_bytes 1048576",
+            "hotpin_vram_ceiling_bytes{ceiling=\"memory\"} 2097152",
+            "hotpin_vram_binding_ceiling{ceiling=\"memory\"} 1",
+            "hotpin_vram_binding_ceiling{ceiling=\"value\"} 0",
+            "hotpin_vram_covered_experts 2",
+            "hotpin_vram_hits_total 30",
+            "hotpin_vram_misses_total 10",
+            "hotpin_vram_upload_bytes_total 5242880",
+            "hotpin_vram_changes_total 4",
+        ] {
+            assert!(
+                text.lines().any(|own| own == line),
+                "no {line:?} in\n{text}"
+            );
+        }
+        assert!(
+            !text.contains("ceiling_bytes{ceiling=\"value\"}"),
+            "not known"
+        );
+    }
 }

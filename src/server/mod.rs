@@ -22,7 +22,7 @@ mod watchdog;
 
 pub use app::{App, Key, Limits, ModelInfo, Phase, Ready};
 pub use queue::{End, Queue};
-pub use scheduler::Scheduler;
+pub use scheduler::{Desk, Scheduler, Stopped};
 pub use stats::Stats;
 pub use watchdog::tell;
 

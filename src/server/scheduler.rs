@@ -5,7 +5,8 @@ use super::job::{Event, Failure, Finish, Job};
 use super::queue::{End, Queue};
 use super::slot::{Active, Slot, Step, failure};
 use super::stats::{Finished, Outcome, Stats};
-use crate::engine::{EngineError, Row, Session};
+use crate::engine::{EngineError, Model, Row, Session};
+use crate::plant::{Move, VramLink};
 use crate::time::nanos;
 use crate::trace::Recording;
 use std::sync::Arc;
@@ -29,6 +30,25 @@ pub struct Scheduler<'s, 'm> {
     turn: u64,
     rows: Vec<Row>,
     recording: Option<Recording>,
+    words: Option<Arc<Model>>,
+    link: Option<Arc<VramLink>>,
+}
+
+/// Why a scheduler stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stopped {
+    /// The queue is closed, and nothing runs any more.
+    Closed,
+    /// The model is to be loaded anew; what runs goes on with the next session.
+    Moves(Move),
+}
+
+/// What a scheduler leaves for the next one: its sequences with the jobs that use them.
+#[derive(Debug)]
+pub struct Desk {
+    slots: Vec<Slot>,
+    began: Instant,
+    turn: u64,
 }
 
 impl<'s, 'm> Scheduler<'s, 'm> {
@@ -45,6 +65,45 @@ impl<'s, 'm> Scheduler<'s, 'm> {
             turn: 0,
             rows: Vec::new(),
             recording: None,
+            words: None,
+            link: None,
+        }
+    }
+
+    /// Stops where the model is to be loaded anew. What outlives a session then, such as an output's grammar, is
+    /// made with `words`.
+    #[must_use]
+    pub fn moving(mut self, words: Arc<Model>, link: Option<Arc<VramLink>>) -> Self {
+        self.words = Some(words);
+        self.link = link;
+        self
+    }
+
+    /// Goes on where another scheduler stopped. Where its sequences were `lost`, the jobs that use them
+    /// fail.
+    #[must_use]
+    pub fn resumed(mut self, desk: Option<Desk>, lost: Option<&str>) -> Self {
+        if let Some(desk) = desk {
+            self.slots = desk.slots;
+            self.began = desk.began;
+            self.turn = desk.turn;
+        }
+        if let Some(why) = lost {
+            self.fail_all(&Failure::Engine(why.to_owned()));
+            for slot in &mut self.slots {
+                slot.forget(self.session);
+            }
+        }
+        self
+    }
+
+    /// Leaves what the next one goes on with.
+    #[must_use]
+    pub fn leave(self) -> Desk {
+        Desk {
+            slots: self.slots,
+            began: self.began,
+            turn: self.turn,
         }
     }
 
@@ -55,8 +114,8 @@ impl<'s, 'm> Scheduler<'s, 'm> {
         self
     }
 
-    /// Serves until the queue is closed.
-    pub fn run(&mut self) {
+    /// Serves until the queue is closed, or the model is to be loaded anew.
+    pub fn run(&mut self) -> Stopped {
         loop {
             self.stats.round();
             self.drop_the_gone();
@@ -66,8 +125,10 @@ impl<'s, 'm> Scheduler<'s, 'm> {
                     self.fail_all(&Failure::Shutdown);
                 }
                 if self.running() == 0 {
-                    return;
+                    return Stopped::Closed;
                 }
+            } else if let Some(order) = self.link.as_ref().and_then(|link| link.move_due()) {
+                return Stopped::Moves(order);
             }
             self.admit();
             self.stats.set_running(self.running());
@@ -117,7 +178,8 @@ impl<'s, 'm> Scheduler<'s, 'm> {
             let Some(slot) = choose(&mut self.slots, &job) else {
                 return;
             };
-            if !slot.take(self.session, job, self.turn) {
+            let words = self.words.as_deref().unwrap_or(self.session.model());
+            if !slot.take(self.session, words, job, self.turn) {
                 self.stats.ended(Outcome::Failed);
                 continue;
             }

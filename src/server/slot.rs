@@ -63,10 +63,16 @@ impl Slot {
 
     /// Takes a job: keeps what its prompt shares with the context, but for one token at least, whose
     /// logits are needed. A job that cannot be begun is told so, and false is returned.
-    pub(super) fn take(&mut self, session: &mut Session<'_>, job: Job, turn: u64) -> bool {
+    pub(super) fn take(
+        &mut self,
+        session: &mut Session<'_>,
+        words: &Model,
+        job: Job,
+        turn: u64,
+    ) -> bool {
         let sampler = match &job.constraint {
             None => Ok(Sampler::new(&job.sampling)),
-            Some(constraint) => Sampler::constrained(&job.sampling, session.model(), constraint),
+            Some(constraint) => Sampler::constrained(&job.sampling, words, constraint),
         };
         let sampler = match sampler {
             Ok(sampler) => sampler,

@@ -115,7 +115,7 @@ impl Stats {
     }
 
     /// The engine's thread has come round.
-    pub(super) fn round(&self) {
+    pub fn round(&self) {
         self.rounds.fetch_add(1, Relaxed);
     }
 

@@ -220,7 +220,8 @@ fn rates(view: &View) -> String {
         let hits = vram
             .hit_ratio()
             .map_or_else(|| "-".into(), |ratio| format!("{:.1}%", ratio * 100.0));
-        format!("  vram {} hits {hits}", format_bytes(vram.pool_bytes))
+        let bytes = format_bytes(vram.pool_bytes + vram.static_bytes);
+        format!("  vram {} {bytes} hits {hits}", vram.arrangement)
     });
     format!(
         "{:.1} tok/s  hits {hits}  stall {:.0}%  reads {read}/s  faults {faults}  drift {}{vram}",

@@ -99,6 +99,19 @@ fn the_whole_picture_says_what_is_where_and_why() {
 }
 
 #[test]
+fn the_tier_in_a_devices_memory_is_shown_where_there_is_one() {
+    let mut view = view();
+    assert!(!picture(&view, 110, 24).contains("vram"));
+    let mut with = tick(3.0, 80, &[]);
+    with["tick"]["vram"] =
+        serde_json::to_value(crate::governor::VramEntry::example()).expect("as in a journal");
+    told(&mut view, with);
+    let picture = picture(&view, 110, 24);
+    let words = "vram reload 3.00 MiB hits 75.0%";
+    assert!(picture.contains(words), "no {words:?} in\n{picture}");
+}
+
+#[test]
 fn no_terminal_is_too_small_or_too_large_for_it() {
     let mut views = vec![View::new("http://x", false), view(), view(), view(), view()];
     views[2].help = true;

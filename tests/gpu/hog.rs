@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 
 /// A device of 4 GiB of which a hog and the session's own pool hold some.
 #[derive(Debug, Default)]
-struct Device {
-    hog_bytes: AtomicU64,
-    pool_bytes: AtomicU64,
+pub struct Device {
+    pub hog_bytes: AtomicU64,
+    pub pool_bytes: AtomicU64,
 }
 
-const TOTAL: u64 = 4 << 30;
+pub const TOTAL: u64 = 4 << 30;
 const RESERVE: u64 = 512 << 10;
 
 impl MemorySource for Device {
@@ -60,7 +60,7 @@ fn until(
     }
 }
 
-fn quick() -> AdaptiveConfig {
+pub fn quick() -> AdaptiveConfig {
     let mut control = AdaptiveConfig::default();
     // Toy sizes and times: the law's own are made for GB and days.
     let vram = &mut control.vram;
@@ -86,6 +86,17 @@ fn rig<'m>(
     size: VramSize,
     control: AdaptiveConfig,
 ) -> Rig<'m> {
+    rig_with(alone, device, size, control, Duration::from_millis(20))
+}
+
+/// A rig on the toy, whose model may be loaded anew.
+pub fn rig_with<'m>(
+    alone: &'m crate::support::Alone,
+    device: &Arc<Device>,
+    size: VramSize,
+    control: AdaptiveConfig,
+    tick: Duration,
+) -> Rig<'m> {
     let toy = alone.toy;
     let options = RigOptions {
         policy: PolicyKind::Adaptive,
@@ -94,7 +105,7 @@ fn rig<'m>(
         engine: options(),
         control,
         profile: None,
-        tick: Duration::from_millis(20),
+        tick,
         journal: Journal::new(None),
         recorder: None,
         on_failure: OnFailure::Stop,
@@ -102,6 +113,7 @@ fn rig<'m>(
         vram: VramOptions {
             size,
             source: Some(Arc::clone(device) as Arc<dyn MemorySource>),
+            moves: true,
         },
     };
     Rig::assemble(&toy.model, &toy.map, options, &mut |_, _| {}).expect("rig")

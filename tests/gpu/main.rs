@@ -3,6 +3,7 @@
 //! takes llama.cpp minutes, and because the device has to be named before the process begins.
 
 mod hog;
+mod moves;
 mod placed;
 mod pool;
 mod support;

@@ -109,19 +109,11 @@ fn the_shadow_counts_what_llama_cpp_counts() {
 
 #[test]
 fn the_shadow_counts_wide_batches() {
-    let name = "the_shadow_counts_wide_batches";
-    let Some(alone) = toy(name) else {
+    let Some(alone) = toy("the_shadow_counts_wide_batches") else {
         return;
     };
-    let driver = alone.toy.device.description();
-    let asked = std::env::var_os("HOTPIN_TEST_WIDE").is_some_and(|v| v == "1");
-    if driver.contains("llvmpipe") && !asked {
-        eprintln!(
-            "SKIPPED {name}: with {driver} the process ended with signal 11; HOTPIN_TEST_WIDE=1 tries again"
-        );
-        return;
-    }
-    // Batches that count as large ones, and one too wide for any pool.
+    // Batches that count as large ones, and one too wide for any pool. ggml's scratch memory grows with them,
+    // which Mesa's software device bears only without flash attention.
     count(alone.toy, &[12, 40]);
 }
 

@@ -29,6 +29,7 @@ mod server_config;
 mod server_control;
 mod server_crowd;
 mod server_ended;
+mod server_moves;
 mod server_safety;
 mod server_top;
 mod support;

@@ -14,10 +14,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// A client in this process.
-struct Client(SocketAddr);
+pub struct Client(SocketAddr);
 
 impl Client {
-    fn begin(&self, method: &str, path: &str, body: &str) -> TcpStream {
+    pub fn begin(&self, method: &str, path: &str, body: &str) -> TcpStream {
         let mut stream = TcpStream::connect(self.0).expect("connect");
         stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
         let request = format!(
@@ -29,11 +29,12 @@ impl Client {
         stream
     }
 
-    fn ask(&self, method: &str, path: &str, body: &str) -> Answer {
+    pub fn ask(&self, method: &str, path: &str, body: &str) -> Answer {
         Answer::read(self.begin(method, path, body))
     }
 }
 
+/// What a server over a rig is ready with.
 fn ready(loaded: &support::Loaded, rig: &Rig<'_>, monitor: hotpin::governor::Monitor) -> Ready {
     // The server's own handle of the model, which renders and tokenises prompts.
     let model = Arc::new(Model::load(loaded.map.path(), |_| true).expect("load"));
@@ -55,7 +56,6 @@ fn ready(loaded: &support::Loaded, rig: &Rig<'_>, monitor: hotpin::governor::Mon
             threads: 1,
         },
         monitor: Some(monitor),
-        store: rig.store.clone(),
         limitations: rig.limitations.clone(),
         counters: Arc::clone(&rig.counters),
         shape: Some(loaded.map.shape().clone()),
@@ -70,6 +70,25 @@ fn ready(loaded: &support::Loaded, rig: &Rig<'_>, monitor: hotpin::governor::Mon
     }
 }
 
+/// A server in this process over a rig, with its client.
+pub fn begin(
+    loaded: &support::Loaded,
+    rig: &Rig<'_>,
+    monitor: hotpin::governor::Monitor,
+) -> (Arc<App>, Http, Client) {
+    let app = Arc::new(App::new(
+        "tiny".into(),
+        Some(Key::new("k")),
+        true,
+        Limits::default(),
+    ));
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let client = Client(listener.local_addr().expect("address"));
+    let http = Http::start(&app, listener, &[]).expect("start");
+    app.enter(Phase::Ready(Arc::new(ready(loaded, rig, monitor))));
+    (app, http, client)
+}
+
 #[test]
 fn a_loop_that_has_ended_is_told_takes_no_orders_and_requests_are_still_served() {
     let name = "a_loop_that_has_ended_is_told_takes_no_orders_and_requests_are_still_served";
@@ -81,20 +100,7 @@ fn a_loop_that_has_ended_is_told_takes_no_orders_and_requests_are_still_served()
     support::wait_until("the governor to fail", || {
         governor.status().failed.is_some()
     });
-    let app = Arc::new(App::new(
-        "tiny".into(),
-        Some(Key::new("k")),
-        true,
-        Limits::default(),
-    ));
-    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
-    let client = Client(listener.local_addr().expect("address"));
-    let http = Http::start(&app, listener, &[]).expect("start");
-    app.enter(Phase::Ready(Arc::new(ready(
-        &loaded,
-        &rig,
-        governor.monitor(),
-    ))));
+    let (app, http, client) = begin(&loaded, &rig, governor.monitor());
     for (path, body) in [
         ("/api/control/pause", ""),
         ("/api/control/resume", ""),

@@ -1,0 +1,109 @@
+//! Requests that outlive the session that they began on, as when the model is loaded anew.
+
+use super::server_ended::{Client, begin};
+use super::support;
+use hotpin::engine::{Model, Session};
+use hotpin::plant::{Move, VramLink};
+use hotpin::server::{Desk, End, Scheduler, Stopped};
+use hotpin_controllers::PolicyKind;
+use hotpin_controllers::vram::Arrangement;
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader};
+use std::sync::Arc;
+
+const TOKENS: u32 = 24;
+
+/// A chat answer, streamed; `order` is given after its first few pieces. Returns its text, and what error
+/// ended it.
+fn stream(client: &Client, link: Option<&VramLink>) -> (String, Option<String>) {
+    let body = json!({"messages": [{"role": "user", "content": "Count the ships."}],
+        "max_tokens": TOKENS, "temperature": 0, "stream": true, "cache_prompt": false});
+    let answer = BufReader::new(client.begin("POST", "/v1/chat/completions", &body.to_string()));
+    let (mut text, mut error, mut pieces) = (String::new(), None, 0);
+    for line in answer.lines() {
+        let line = line.expect("read");
+        let Some(data) = line.strip_prefix("data: ") else {
+            continue;
+        };
+        let Ok(event) = serde_json::from_str::<Value>(data) else {
+            continue;
+        };
+        if let Some(said) = event["error"]["message"].as_str() {
+            error = Some(said.to_owned());
+        }
+        text.push_str(
+            event["choices"][0]["delta"]["content"]
+                .as_str()
+                .unwrap_or(""),
+        );
+        pieces += 1;
+        if pieces == 4
+            && let Some(link) = link
+        {
+            link.order_move(Move {
+                to: Arrangement::Static { bytes: 1 },
+                both_fit: true,
+            });
+        }
+    }
+    (text, error)
+}
+
+#[test]
+fn requests_go_on_with_another_session_and_say_what_they_would_have_said() {
+    let name = "requests_go_on_with_another_session_and_say_what_they_would_have_said";
+    let Some(loaded) = support::loaded(name) else {
+        return;
+    };
+    let mut rig = loaded.rig(PolicyKind::Fetch, None, support::NEVER);
+    let monitor = rig.governor.as_ref().expect("regulated").monitor();
+    assert!(monitor.store().is_some());
+    let (app, http, client) = begin(&loaded, &rig, monitor);
+    let link = Arc::new(VramLink::default());
+    let queue = Arc::clone(&app.queue);
+    let asking = {
+        let link = Arc::clone(&link);
+        std::thread::spawn(move || {
+            let whole = stream(&client, None);
+            let moved = stream(&client, Some(&link));
+            let lost = stream(&client, Some(&link));
+            queue.close(End::Drained);
+            [whole, moved, lost]
+        })
+    };
+    // The vocabulary alone is enough for what is made for a request.
+    let words = Arc::new(Model::open_words(loaded.map.path()).expect("words"));
+    let serve = |session: &mut Session<'_>, desk: Option<Desk>, lost: Option<&str>| {
+        let mut scheduler = Scheduler::new(session, Arc::clone(&app.queue), Arc::clone(&app.stats))
+            .moving(Arc::clone(&words), Some(Arc::clone(&link)))
+            .resumed(desk, lost);
+        (scheduler.run(), scheduler.leave())
+    };
+    let (stopped, desk) = serve(&mut rig.session, None, None);
+    assert!(matches!(stopped, Stopped::Moves(_)));
+    let kept = rig.session.give_up();
+    assert!(kept.state_bytes > 0);
+    link.withdraw();
+    let model = Model::open(loaded.map.path(), |_| true).expect("load");
+    let mut second = Session::new(&model, rig.session.options(), false).expect("session");
+    second.warm_up().expect("warm-up");
+    second.take_over(&kept).expect("the sequences");
+    let (stopped, desk) = serve(&mut second, Some(desk), None);
+    assert!(matches!(stopped, Stopped::Moves(_)));
+    // The second time they are not put back.
+    link.withdraw();
+    second.clear();
+    let (stopped, _) = serve(&mut second, Some(desk), Some("there was no room for them"));
+    assert_eq!(stopped, Stopped::Closed);
+    let [whole, moved, lost] = asking.join().expect("answers");
+    assert!(whole.0.len() > 20 && whole.1.is_none(), "{whole:?}");
+    assert_eq!(moved, whole);
+    let why = lost.1.expect("an error");
+    assert!(why.contains("no room for them"), "{why}");
+    assert!(
+        whole.0.starts_with(&lost.0) && lost.0 != whole.0,
+        "{}",
+        lost.0
+    );
+    http.stop();
+}

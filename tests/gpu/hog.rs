@@ -2,9 +2,9 @@
 
 use crate::support::{options, toy};
 use hotpin::engine::MemorySource;
-use hotpin::governor::{Fill, Journal, OnFailure, VramEntry};
+use hotpin::governor::{OnFailure, VramEntry};
 use hotpin::plant::{Rig, RigOptions, VramOptions, VramSize};
-use hotpin::store::{DirectOptions, StoreKind};
+use hotpin::store::StoreKind;
 use hotpin_controllers::vram::DeviceMemory;
 use hotpin_controllers::{AdaptiveConfig, PolicyKind, Residence};
 use std::sync::Arc;
@@ -99,22 +99,15 @@ pub fn rig_with<'m>(
 ) -> Rig<'m> {
     let toy = alone.toy;
     let options = RigOptions {
-        policy: PolicyKind::Adaptive,
-        store: StoreKind::Auto,
-        direct: DirectOptions::default(),
-        engine: options(),
         control,
-        profile: None,
         tick,
-        journal: Journal::new(None),
-        recorder: None,
         on_failure: OnFailure::Stop,
-        fill: Fill::Before,
         vram: VramOptions {
             size,
             source: Some(Arc::clone(device) as Arc<dyn MemorySource>),
             moves: true,
         },
+        ..RigOptions::new(PolicyKind::Adaptive, StoreKind::Auto, options())
     };
     Rig::assemble(&toy.model, &toy.map, options, &mut |_, _| {}).expect("rig")
 }
@@ -195,18 +188,10 @@ fn direct_is_refused_by_name() {
     };
     let toy = alone.toy;
     let options = RigOptions {
-        policy: PolicyKind::Adaptive,
-        store: StoreKind::Direct,
-        direct: DirectOptions::default(),
-        engine: options(),
         control: quick(),
-        profile: None,
         tick: Duration::from_secs(3600),
-        journal: Journal::new(None),
-        recorder: None,
         on_failure: OnFailure::Stop,
-        fill: Fill::Before,
-        vram: VramOptions::default(),
+        ..RigOptions::new(PolicyKind::Adaptive, StoreKind::Direct, options())
     };
     let error = Rig::assemble(&toy.model, &toy.map, options, &mut |_, _| {}).expect_err("refused");
     assert!(error.to_string().contains("--store direct"), "{error}");

@@ -34,8 +34,8 @@ class Hog:
         self.worst_s, self.touched, self.busy_s, self.stopped = 0.0, 0, 0.0, False
 
     def sweep(self, hold):
-        # One reservation, so that only touching costs.
-        block = mmap.mmap(-1, self.total + CHUNK)
+        # One reservation, so that only touching costs. Private, since shared memory has small pages.
+        block = mmap.mmap(-1, self.total + CHUNK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         block.madvise(HUGE)
         start = ctypes.addressof(ctypes.c_char.from_buffer(block))
         start += -start % CHUNK

@@ -210,7 +210,7 @@ def run_hog(kind, gib, model, other, profile):
 BALLOON = """
 import ctypes, mmap, sys, time
 size = int(sys.argv[1])
-block = mmap.mmap(-1, size)
+block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 block.madvise(14)
 ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(block)), 1, size)
 print("taken", flush=True)

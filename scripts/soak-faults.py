@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """A server for hours among random hogs, changes of capacity and drift. At every sample what the kernel has
-locked is what the books say, memory is flat, and no request fails.
+locked is what the books say, memory is flat, no request fails, and every answer is what `--policy off` says.
+Some hogs come while other programs keep the processors busy.
 
 Usage: soak-faults.py MODEL PROFILE SECONDS [STORE] [SEED]; as root, since hogs share a memory cgroup with
 the server. Environment: HOTPIN, SOAK_BYTES (the group's limit; 2.5e9), SOAK_ARGS (more
@@ -13,6 +14,7 @@ import pathlib
 import random
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -26,14 +28,20 @@ LIMIT = int(float(os.environ.get("SOAK_BYTES", "2.5e9")))
 V1 = pathlib.Path("/sys/fs/cgroup/memory")
 GROUP = (V1 if V1.is_dir() else pathlib.Path("/sys/fs/cgroup")) / f"hotpin-soak-{os.getpid()}"
 TEXTS = sorted((HERE.parent / "workload").glob("*.txt"))
-failures, done, over = [], [0], threading.Event()
+PROMPTS = [text[begin:begin + 400] for text in (path.read_text() for path in TEXTS)
+           for begin in range(0, max(1, len(text) - 400), max(1, len(text) // 3))]
+failures, done, over, answers = [], [0], threading.Event(), {}
 
 
 def inside(command, **more):
     """A command in the group from its first instruction on."""
     shell = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(GROUP / "cgroup.procs"), *command]
+    return subprocess.Popen(shell, env=environment(), **more)
+
+
+def environment():
     env = {k: v for k, v in os.environ.items() if not k.startswith("HOTPIN_")}
-    return subprocess.Popen(shell, env={**env, "HOTPIN_CONFIG": os.environ.get("SOAK_CONFIG", "/dev/null")}, **more)
+    return {**env, "HOTPIN_CONFIG": os.environ.get("SOAK_CONFIG", "/dev/null")}
 
 
 def ask(path, body=None):
@@ -44,16 +52,24 @@ def ask(path, body=None):
         return response.read().decode()
 
 
+def complete(prompt):
+    """The greedy answer, the whole prompt decoded, so that it does not depend on what was asked before."""
+    answer = json.loads(ask("/v1/completions", {"prompt": prompt, "max_tokens": 48, "temperature": 0,
+                                                "cache_prompt": False}))
+    return answer["choices"][0]["text"], answer["usage"]["completion_tokens"]
+
+
 def client(number):
     """Drift: a text for some requests, then another one."""
     draw = random.Random(number)
     while not over.is_set():
-        text = draw.choice(TEXTS).read_text()
+        first = draw.randrange(len(PROMPTS))
         for _ in range(draw.randint(2, 6)):
-            begin = draw.randrange(max(1, len(text) - 400))
+            prompt = PROMPTS[(first + draw.randrange(3)) % len(PROMPTS)]
             try:
-                answer = json.loads(ask("/v1/completions", {"prompt": text[begin:begin + 400], "max_tokens": 48}))
-                done[0] += answer["usage"]["completion_tokens"]
+                text, tokens = complete(prompt)
+                answers.setdefault(prompt, set()).add(text)
+                done[0] += tokens
             except Exception as error:
                 failures.append(repr(error))
                 return
@@ -106,16 +122,30 @@ def oom_kills():
     return 0
 
 
+def hog(shape):
+    gib = RANDOM.uniform(0.1, 0.5) * LIMIT / (1 << 30)
+    rate = RANDOM.choice(["0.1", "0.3", "0.6"])
+    taker = inside([sys.executable, str(HERE / "hog.py"), f"{gib:.2f}", f"{RANDOM.uniform(1, 5):.1f}", rate, shape],
+                   stdout=subprocess.PIPE)
+    taker.communicate()
+    if taker.returncode != 0:
+        failures.append(f"a hog ended with {taker.returncode}")
+
+
 def disturb():
     """One random disturbance, to its end."""
-    kind = RANDOM.choice(["ramp", "sawtooth", "capacity", "stream", "pause"])
+    kind = RANDOM.choice(["ramp", "sawtooth", "busy", "capacity", "stream", "pause"])
     if kind in ("ramp", "sawtooth"):
-        gib = RANDOM.uniform(0.1, 0.5) * LIMIT / (1 << 30)
-        rate = RANDOM.choice(["0.1", "0.3", "0.6"])
-        hog = inside([sys.executable, str(HERE / "hog.py"), f"{gib:.2f}", f"{RANDOM.uniform(1, 5):.1f}", rate, kind],
-                     stdout=subprocess.PIPE)
-        if hog.communicate()[0] and hog.returncode != 0:
-            failures.append(f"a hog ended with {hog.returncode}")
+        hog(kind)
+    elif kind == "busy":
+        # A ramp while two other programs want each processor.
+        others = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(2 * os.cpu_count())]
+        try:
+            hog("ramp")
+        finally:
+            for other in others:
+                other.kill()
+                other.wait()
     elif kind == "capacity":
         ask("/api/control/capacity", {"bytes": int(RANDOM.uniform(0.1, 1.0) * LIMIT)})
         time.sleep(3)
@@ -154,33 +184,66 @@ def soak():
         failures.append("something was killed for want of memory")
 
 
-GROUP.mkdir()
-limit = GROUP / ("memory.limit_in_bytes" if V1.is_dir() else "memory.max")
-limit.write_text(str(LIMIT))
-server = inside([HOTPIN, "serve", MODEL, "--port", "0", "--parallel", "2", "-c", "1024", "--profile", PROFILE,
-                 "--store", STORE, "--api-key", "soak", *os.environ.get("SOAK_ARGS", "").split()],
-                stderr=subprocess.PIPE, text=True)
-try:
+def yields():
+    """How long it took to give back what others needed, by the journal."""
+    entries = map(json.loads, JOURNAL.read_text().splitlines())
+    times = sorted(e["yield_ms"] for e in entries if e.get("yield_ms") is not None)
+    if not times:
+        return "memory never ran short"
+    return f"memory ran short {len(times)} times and was given back after {times[len(times) // 2]:.0f} ms (median), " \
+           f"{times[-1]:.0f} ms at most"
+
+
+def serve(command):
+    """Starts a server, and returns when it answers."""
+    global server, address
+    server = command(stderr=subprocess.PIPE, text=True)
     said = ""
     while "ready;" not in said:
         line = server.stderr.readline()
         if not line:
             sys.exit(said)
         said += line
-    threading.Thread(target=lambda: [sys.stderr.write(line) for line in server.stderr], daemon=True).start()
+    errors = server.stderr
+    threading.Thread(target=lambda: [sys.stderr.write(line) for line in errors], daemon=True).start()
     address = "http://" + said.split("http://")[1].split(" ")[0]
+
+
+def end():
+    server.terminate()
+    if (code := server.wait()) != 0:
+        failures.append(f"the server ended with {code}")
+
+
+def compare_answers():
+    """Asks llama.cpp as it is what was asked before."""
+    serve(lambda **more: subprocess.Popen([*SERVE, "--policy", "off"], env=environment(), **more))
+    wrong = [prompt for prompt, texts in answers.items() if texts != {complete(prompt)[0]}]
+    end()
+    print(f"{len(answers)} prompts, {len(wrong)} of them with an answer that is not stock's")
+    if wrong:
+        failures.append(f"wrong answers to {wrong}")
+
+
+GROUP.mkdir()
+JOURNAL = pathlib.Path(tempfile.mkdtemp()) / "journal"
+SERVE = [HOTPIN, "serve", MODEL, "--port", "0", "--parallel", "1", "-c", "1024", "--api-key", "soak"]
+MANAGED = ["--profile", PROFILE, "--store", STORE, "--journal", str(JOURNAL), *os.environ.get("SOAK_ARGS", "").split()]
+limit = GROUP / ("memory.limit_in_bytes" if V1.is_dir() else "memory.max")
+limit.write_text(str(LIMIT))
+try:
+    serve(lambda **more: inside([*SERVE, *MANAGED], **more))
     soak()
 finally:
     over.set()
-    server.terminate()
-    code = server.wait()
+    end()
     for _ in range(100):
         try:
             GROUP.rmdir()
             break
         except OSError:
             time.sleep(0.1)
-if code != 0:
-    failures.append(f"the server ended with {code}")
+print(yields())
+compare_answers()
 print("\n".join(failures) or "no failure")
 sys.exit(bool(failures))

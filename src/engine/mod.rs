@@ -28,6 +28,7 @@ mod tap;
 mod tensors;
 mod threads;
 mod trail;
+mod urgency;
 
 pub use arena::{ArenaUse, ExpertArena, Window};
 pub use batch::Row;
@@ -42,6 +43,7 @@ pub use pool::{Kept, PoolCount, PoolSlots, PoolTotals, Repooled};
 pub use sampler::{Constraint, Likelihood, Sampler, SamplerOptions, likelihoods};
 pub use session::Session;
 pub use tap::{ExpertOp, ExpertUse, Learned, Pass, RouteSink, Routed};
+pub use urgency::{Urgency, hurry};
 
 /// What can go wrong in the engine.
 #[derive(Debug, thiserror::Error)]

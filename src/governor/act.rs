@@ -3,6 +3,7 @@
 use super::observe::Plant;
 use crate::store::{ExpertStore, StoreError};
 use hotpin_controllers::{Action, Decision, ExpertId, ModelShape};
+use std::time::{Duration, Instant};
 
 /// Major faults in one tick above which the books on transit are compared with the kernel.
 const AUDIT_FAULTS: u64 = 64;
@@ -22,10 +23,14 @@ pub(super) struct Acted {
     pub(super) transit_bytes: u64,
     /// Transit that an audit found gone, bytes.
     pub(super) lost_bytes: Option<u64>,
+    /// When everything beyond the capacity was given back.
+    pub(super) given_back: Option<Instant>,
+    /// Where memory had run short: from the last look that found enough until then.
+    pub(super) yielded: Option<Duration>,
 }
 
 /// Unpins, pins, and publishes what the engine ranks transit by. Memory is released before more is
-/// locked, and nothing more is locked once `is_short` says that memory runs short.
+/// locked, and nothing more is locked once `must_stop` says so.
 pub(super) fn carry_out(
     store: &dyn ExpertStore,
     shape: &ModelShape,
@@ -33,7 +38,7 @@ pub(super) fn carry_out(
     ranks: &[f32],
     plant: &Plant,
     progress: Option<&mut dyn FnMut(u64, u64)>,
-    is_short: &mut dyn FnMut() -> bool,
+    must_stop: &mut dyn FnMut() -> bool,
 ) -> Acted {
     let mut acted = Acted::default();
     store.start_tick();
@@ -45,14 +50,15 @@ pub(super) fn carry_out(
     }
     // After unpinning: what is pinned is not given back, and others may wait for it.
     store.set_capacity(decision.capacity_bytes);
+    acted.given_back = Some(Instant::now());
     let first = progress.is_some();
     if first {
         let planned: Vec<_> = decision.pin.iter().map(|a| a.expert).collect();
         store.clear_loaded(&planned);
     }
-    pin_all(store, shape, decision, &mut acted, progress, is_short);
+    pin_all(store, shape, decision, &mut acted, progress, must_stop);
     if first {
-        warm_transit(store, ranks);
+        warm_transit(store, ranks, must_stop);
     }
     let change = plant.change();
     if change.decode_tokens == 0 && change.prefill_tokens == 0 {
@@ -69,8 +75,10 @@ pub(super) fn carry_out(
 
 /// Fills transit with what ranks next after the pins, so that the first tokens do not wait for it.
 /// Without a profile all ranks are alike and nothing is worth reading ahead.
-fn warm_transit(store: &dyn ExpertStore, ranks: &[f32]) {
-    let _ = best_first(ranks).into_iter().all(|id| store.warm(id));
+fn warm_transit(store: &dyn ExpertStore, ranks: &[f32], must_stop: &mut dyn FnMut() -> bool) {
+    let _ = best_first(ranks)
+        .into_iter()
+        .all(|id| !must_stop() && store.warm(id));
 }
 
 /// Experts that rank above the lowest, best first.
@@ -88,14 +96,16 @@ fn pin_all(
     decision: &Decision,
     acted: &mut Acted,
     mut progress: Option<&mut dyn FnMut(u64, u64)>,
-    is_short: &mut dyn FnMut() -> bool,
+    must_stop: &mut dyn FnMut() -> bool,
 ) {
     let planned: u64 = decision.pin.iter().map(|a| shape.bytes(a.expert)).sum();
     let mut done = 0;
     for action in &decision.pin {
         // Reading takes its time, in which others may take all that is left.
-        if is_short() {
-            tracing::debug!("pinning stopped for this tick: memory runs short");
+        if must_stop() {
+            tracing::debug!(
+                "pinning stopped for this tick: memory runs short, or it takes too long"
+            );
             return;
         }
         match store.pin(action.expert) {
@@ -194,7 +204,7 @@ mod tests {
         }
     }
 
-    fn told(decision: &Decision, mut is_short: impl FnMut() -> bool) -> Vec<String> {
+    fn told(decision: &Decision, mut must_stop: impl FnMut() -> bool) -> Vec<String> {
         let store = Scribe::default();
         let shape = ModelShape::uniform(1, 4, 10, 1).unwrap();
         let plant = Plant::new(&shape);
@@ -206,7 +216,7 @@ mod tests {
             &ranks,
             &plant,
             None,
-            &mut is_short,
+            &mut must_stop,
         );
         store.0.into_inner().unwrap()
     }

@@ -23,6 +23,12 @@ pub(super) fn floor_bytes(reserve_bytes: u64) -> u64 {
     reserve_bytes - reserve_bytes / 4
 }
 
+/// What of `beyond_bytes`, available beyond the reserves, may be taken until the next look: half, since others
+/// take memory as well. No bound where nothing is known.
+pub(super) fn may_take_bytes(beyond_bytes: Option<u64>) -> u64 {
+    beyond_bytes.map_or(u64::MAX, |bytes| bytes / 2)
+}
+
 /// Judges what is available beyond the floors of all reserves; `None` where that is unknown. Ticks are
 /// `tick` apart.
 pub(super) fn judge(beyond_bytes: Option<u64>, tick: Duration) -> Next {
@@ -81,6 +87,13 @@ mod tests {
         assert_eq!(after(1 << 40), Next::Look(TICK));
         assert_eq!(judge(None, TICK), Next::Look(TICK), "nothing to look at");
         assert_eq!(judge(Some(u64::MAX), LEAST), Next::Look(LEAST));
+    }
+
+    #[test]
+    fn half_of_what_is_left_may_be_taken_and_nothing_of_a_reserve() {
+        assert_eq!(may_take_bytes(Some(0)), 0);
+        assert_eq!(may_take_bytes(Some(64 << 20)), 32 << 20);
+        assert_eq!(may_take_bytes(None), u64::MAX);
     }
 
     #[test]

@@ -75,6 +75,10 @@ pub struct Entry {
     pub lost_bytes: Option<u64>,
     /// Ticks without a change that this line stands for besides its own.
     pub quiet_ticks: u32,
+    /// Where memory ran short between ticks: from the last look that found enough until what others need was
+    /// given back, milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub yield_ms: Option<f64>,
     /// The tier in a device's memory, where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vram: Option<VramEntry>,
@@ -135,6 +139,7 @@ impl Entry {
             lock_error: acted.last_error.clone(),
             lost_bytes: acted.lost_bytes,
             quiet_ticks: 0,
+            yield_ms: acted.yielded.map(|time| time.as_secs_f64() * 1e3),
             vram,
         }
     }

@@ -19,8 +19,9 @@ pub use suspend::Suspended;
 pub use tier::{VramChange, VramEntry, VramPoint};
 pub use vram::VramPart;
 
+use crate::engine::hurry;
 use crate::plant::{Counters, Totals};
-use crate::sensors::{DegradedReason, DegradedSet, Roots, Sensors};
+use crate::sensors::{Available, DegradedReason, DegradedSet, Roots, Sensors};
 use crate::store::ExpertStore;
 use crate::time::nanos;
 use crate::trace::Recording;
@@ -210,6 +211,8 @@ struct Loop {
     /// Of that, what was pinned since the last tick.
     early: Vec<Action>,
     vram: Option<Vram>,
+    /// When more than the floors of the reserves was last seen to be available.
+    enough: Instant,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -254,6 +257,7 @@ impl Governor {
             wanted: Vec::new().into_iter(),
             early: Vec::new(),
             vram: options.vram.clone().map(Vram::new),
+            enough: started,
             options,
             regulated,
             policy,
@@ -369,6 +373,16 @@ fn new_histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1_000, 60_000_000_000, 2).expect("1 us to 60 s at 2 digits")
 }
 
+/// Lets the store take what it may until the next look. Returns what is available beyond the part of the reserves
+/// that must be there between ticks, bytes.
+fn allow(regulated: &Regulated, dense: &DenseWeights, available: Available) -> Option<u64> {
+    let reserves = [dense.host_reserve_bytes, dense.cgroup_reserve_bytes];
+    let beyond = available.beyond(reserves);
+    let beyond = beyond.map(|bytes| bytes.saturating_sub(dense.claim_bytes()));
+    regulated.store.allow_fresh(alarm::may_take_bytes(beyond));
+    available.beyond(reserves.map(alarm::floor_bytes))
+}
+
 impl Shared {
     /// Waits until `due`; true when it is time to stop.
     fn stops_before(&self, due: Instant) -> bool {
@@ -397,6 +411,9 @@ impl Shared {
 impl Loop {
     /// Goes round until it is told to stop; `None` after a tick that panicked.
     fn run(mut self) -> Option<Self> {
+        // Whoever needs memory may take all of a reserve while this thread waits for a processor.
+        let granted = hurry();
+        tracing::debug!("the governor's thread is {granted:?}");
         let mut due = Instant::now() + self.options.tick;
         loop {
             let Some(when) = self.next_tick(due) else {
@@ -415,7 +432,6 @@ impl Loop {
     /// came; `None` when it is time to stop.
     fn next_tick(&mut self, due: Instant) -> Option<Instant> {
         let tick = self.options.tick;
-        let floors = self.floors();
         let mut look = Instant::now() + alarm::least_apart(tick);
         loop {
             let wake = look.min(due);
@@ -430,9 +446,13 @@ impl Loop {
                 look = due;
                 continue;
             }
-            match alarm::judge(self.sensors.usable_bytes(floors[0], floors[1]), tick) {
+            let available = self.sensors.available();
+            match alarm::judge(allow(&self.regulated, &self.options.dense, available), tick) {
                 alarm::Next::Tick => return Some(Instant::now()),
-                alarm::Next::Look(after) => look = Instant::now() + after,
+                alarm::Next::Look(after) => {
+                    self.enough = Instant::now();
+                    look = self.enough + after;
+                }
             }
         }
     }
@@ -463,12 +483,6 @@ impl Loop {
             }
         }
         true
-    }
-
-    /// What of the reserves, on the host and in a cgroup, must be there between ticks.
-    fn floors(&self) -> [u64; 2] {
-        let dense = self.options.dense;
-        [dense.host_reserve_bytes, dense.cgroup_reserve_bytes].map(alarm::floor_bytes)
     }
 
     fn holds_nothing(&self) -> bool {
@@ -528,6 +542,10 @@ impl Loop {
             lock(&self.shared.status).limit = Some(limit);
         }
         let sample = self.sensors.sample(now);
+        let was_short = allow(&self.regulated, &self.options.dense, sample.available()) == Some(0);
+        if !was_short {
+            self.enough = began;
+        }
         self.note_degraded(sample.degraded);
         self.plant.read(&self.regulated);
         let change = self.plant.change();
@@ -569,9 +587,15 @@ impl Loop {
             recording.tick(&observation, &self.decision);
         }
         let timed = first.is_none();
-        let floors = self.floors();
         let (sensors, mut lookout) = (&mut self.sensors, alarm::Lookout::new());
-        let mut is_short = || lookout.is_short(|| sensors.usable_bytes(floors[0], floors[1]));
+        let (regulated, dense) = (&self.regulated, &self.options.dense);
+        let mut pinning_since = None;
+        let mut must_stop = || {
+            // However slowly reading goes on a busy machine, the next tick is not far.
+            let since: Instant = *pinning_since.get_or_insert_with(Instant::now);
+            let is_late = timed && since.elapsed() > self.options.tick;
+            is_late || lookout.is_short(|| allow(regulated, dense, sensors.available()))
+        };
         let mut acted = act::carry_out(
             self.regulated.store.as_ref(),
             &self.regulated.shape,
@@ -579,9 +603,16 @@ impl Loop {
             self.policy.ranks(),
             &self.plant,
             first,
-            &mut is_short,
+            &mut must_stop,
         );
         acted.pinned.append(&mut self.early);
+        if let Some(at) = acted.given_back.filter(|_| was_short) {
+            let yielded = at.saturating_duration_since(self.enough);
+            tracing::debug!(
+                "memory ran short; what others need was given back after {yielded:.1?}"
+            );
+            acted.yielded = Some(yielded);
+        }
         self.report(now, &sample, &acted, orders.paused);
         if timed {
             // The tick's own time: what it decides, without the lock calls that carry it out, which

@@ -84,25 +84,42 @@ pub struct Sample {
 }
 
 impl Sample {
+    /// What is available on the host and in the tightest cgroup.
+    #[must_use]
+    pub fn available(&self) -> Available {
+        Available {
+            host_bytes: self.host.map(|host| host.available_bytes),
+            cgroup_bytes: self.cgroup.map(|cgroup| cgroup.available_bytes),
+        }
+    }
+
     /// Bytes that are available beyond a reserve on the host and one in the tightest cgroup, whichever
     /// are fewer; `None` when neither is known.
     #[must_use]
     pub fn usable_bytes(&self, host_reserve_bytes: u64, cgroup_reserve_bytes: u64) -> Option<u64> {
-        usable(
-            self.host.map(|host| host.available_bytes),
-            self.cgroup.map(|cgroup| cgroup.available_bytes),
-            [host_reserve_bytes, cgroup_reserve_bytes],
-        )
+        let reserves = [host_reserve_bytes, cgroup_reserve_bytes];
+        self.available().beyond(reserves)
     }
 }
 
-/// What is available beyond the reserves of host and cgroup, whichever are fewer bytes.
-fn usable(host: Option<u64>, cgroup: Option<u64>, reserves: [u64; 2]) -> Option<u64> {
-    let beyond = |bytes: Option<u64>, reserve| bytes.map(|b| b.saturating_sub(reserve));
-    beyond(host, reserves[0])
-        .into_iter()
-        .chain(beyond(cgroup, reserves[1]))
-        .min()
+/// What is available on the host and in the tightest cgroup, bytes; `None` where that is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Available {
+    host_bytes: Option<u64>,
+    cgroup_bytes: Option<u64>,
+}
+
+impl Available {
+    /// What is available beyond the reserves of host and cgroup, whichever are fewer bytes; `None` when
+    /// neither is known.
+    #[must_use]
+    pub fn beyond(self, reserves: [u64; 2]) -> Option<u64> {
+        let beyond = |bytes: Option<u64>, reserve| bytes.map(|b| b.saturating_sub(reserve));
+        beyond(self.host_bytes, reserves[0])
+            .into_iter()
+            .chain(beyond(self.cgroup_bytes, reserves[1]))
+            .min()
+    }
 }
 
 /// The open sensors.
@@ -218,20 +235,14 @@ impl Sensors {
         }
     }
 
-    /// Only how much is available beyond the reserves, as [`Sample::usable_bytes`] has it; for looks
-    /// between samples.
-    pub fn usable_bytes(
-        &mut self,
-        host_reserve_bytes: u64,
-        cgroup_reserve_bytes: u64,
-    ) -> Option<u64> {
+    /// Only what is available, as [`Sample::available`] has it; for looks between samples.
+    pub fn available(&mut self) -> Available {
         let cgroup = self.cgroups.read(&mut self.buffer).tightest;
         let host = self.meminfo.read(&mut self.buffer).ok();
-        usable(
-            host.map(|host| host.available_bytes),
-            cgroup.map(|(_, cgroup)| cgroup.available_bytes),
-            [host_reserve_bytes, cgroup_reserve_bytes],
-        )
+        Available {
+            host_bytes: host.map(|host| host.available_bytes),
+            cgroup_bytes: cgroup.map(|(_, cgroup)| cgroup.available_bytes),
+        }
     }
 
     /// What the sensors cannot tell now, each with the failure that began it.

@@ -29,7 +29,7 @@ pub use cgroup::CgroupLevel;
 pub use degraded::{Degraded, DegradedReason, DegradedSet};
 pub use error::{ParseError, Problem, SensorError};
 pub use host::{Container, HostSettings, SwapArea, host_settings};
-pub use live::{Locks, Sample, Sensors};
+pub use live::{Available, Locks, Sample, Sensors};
 pub use maps::map_count;
 pub use roots::Roots;
 pub use summary::{SystemSummary, system_summary};

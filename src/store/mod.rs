@@ -209,6 +209,11 @@ pub trait ExpertStore: Send + Sync + std::fmt::Debug {
     /// does nothing where the kernel keeps transit. True while there was room.
     fn warm(&self, expert: ExpertId) -> bool;
 
+    /// Lets so many bytes of memory be taken within the budget that are not held yet, until this is said again;
+    /// before, there is no bound. Where transit is page cache, which the kernel takes back by itself, nothing has to
+    /// be bounded between the pins.
+    fn allow_fresh(&self, _bytes: u64) {}
+
     /// Sets the byte budget for pinned + transit.
     fn set_capacity(&self, bytes: u64);
 

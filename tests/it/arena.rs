@@ -74,3 +74,35 @@ fn experts_in_use_at_the_end_do_not_keep_the_memory_of_the_others() {
     store.set_capacity(4 * expert_bytes);
     assert!(memory_bytes(&store) <= 4 * expert_bytes);
 }
+
+/// Between two looks at memory others may have taken what the budget was made from: what may not be taken fresh
+/// comes from experts that go, for the engine and for the governor.
+#[test]
+fn memory_that_may_not_be_taken_fresh_comes_from_experts_that_go() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (store, expert_bytes, _mapping) = store(folder.path());
+    store.set_capacity(u64::from(EXPERTS) * (expert_bytes + 8192));
+    for expert in 0..6 {
+        assert!(store.warm(ExpertId(expert)), "there is room");
+    }
+    let before = memory_bytes(&store);
+    store.allow_fresh(0);
+    assert!(!store.prepare(), "nothing is made ready");
+    assert!(!store.warm(ExpertId(6)), "no room in memory");
+    let routed = [ExpertId(7), ExpertId(8)];
+    assert_eq!(store.fetch(&routed).expect("fetch").misses, 2);
+    assert_eq!(memory_bytes(&store), before);
+    assert!(store.pin(ExpertId(9)).expect("pin"));
+    assert_eq!(memory_bytes(&store), before);
+    let four = 4 * (expert_bytes + 8192);
+    store.allow_fresh(four);
+    let more = (10..EXPERTS).filter(|&expert| store.warm(ExpertId(expert)));
+    assert!((2..=4).contains(&more.count()));
+    let grown = memory_bytes(&store) - before;
+    // The last slot may end within a huge page.
+    assert!(grown > 0 && grown <= four + (4 << 20), "{grown}");
+    store.allow_fresh(u64::MAX);
+    for expert in 10..EXPERTS {
+        assert!(store.warm(ExpertId(expert)), "there is room again");
+    }
+}

@@ -123,6 +123,7 @@ fn the_unit_file_is_one() {
         "Type=notify",
         "AmbientCapabilities=CAP_IPC_LOCK",
         "LimitMEMLOCK=infinity",
+        "LimitNICE=-10",
         "ProcSubset=all",
     ] {
         assert!(unit.lines().any(|own| own == line), "{line}");

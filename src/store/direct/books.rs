@@ -5,6 +5,7 @@
 //! own, or the sums would be of another expert's weights.
 
 mod ahead;
+mod fresh;
 mod homes;
 
 use super::arena::Arena;
@@ -83,6 +84,8 @@ pub(super) struct Books {
     given_up: Vec<ExpertId>,
     /// The engine uses everything.
     held: bool,
+    /// Memory that may still be taken fresh.
+    fresh_bytes: u64,
 }
 
 impl Books {
@@ -139,6 +142,7 @@ impl Books {
             may_pin: true,
             given_up: Vec::new(),
             held: false,
+            fresh_bytes: u64::MAX,
         })
     }
 
@@ -186,12 +190,14 @@ impl Books {
         self.spared[id.index()] = false;
     }
 
-    /// Makes room for `wanted` more experts of the class of `like`, as far as what may go allows.
+    /// Makes room for `wanted` more experts of the class of `like`, in the budget and in memory, as far as what
+    /// may go allows.
     pub(super) fn make_room(&mut self, like: ExpertId, wanted: usize, rank: &dyn Fn(usize) -> f32) {
         let class = self.classes[like.index()];
         let pool = &self.pools[usize::from(class)];
         let excess = (pool.used + wanted).saturating_sub(pool.budget);
-        self.evict(class, excess, rank);
+        let lacking = self.lacking_slots(usize::from(class), wanted);
+        self.evict(class, excess.max(lacking), rank);
     }
 
     /// Evicts the `count` lowest-ranked experts in transit.
@@ -244,26 +250,17 @@ impl Books {
         self.given_up.contains(&id)
     }
 
-    /// Whether the class of an expert has room within its budget.
-    pub(super) fn has_room(&self, id: ExpertId) -> bool {
-        let pool = &self.pools[usize::from(self.classes[id.index()])];
-        pool.used < pool.budget
-    }
-
     /// Gives an absent expert a slot to be read into. There is one for every expert of the class, so
     /// this cannot fail; what exceeds the budget is one layer's least, and is given back later.
     pub(super) fn take_slot(&mut self, id: ExpertId) {
         debug_assert_eq!(self.states[id.index()], State::Absent);
+        let class = usize::from(self.classes[id.index()]);
+        let may_be_fresh = self.affords_fresh(class);
         let own = self.own_slot(id);
-        let pool = &mut self.pools[usize::from(self.classes[id.index()])];
-        let slot = own.or_else(|| pool.free.pop_first()).unwrap_or_else(|| {
-            let fresh = pool.next;
-            debug_assert!((fresh as usize) < pool.arena.slots());
-            pool.next += 1;
-            pool.owners.push(NO_EXPERT);
-            fresh
-        });
-        pool.arena.take(slot, self.may_pin);
+        let slot = own.unwrap_or_else(|| self.pools[class].next_slot(may_be_fresh));
+        self.pools[class].open(slot);
+        self.take(class, slot);
+        let pool = &mut self.pools[class];
         pool.used += 1;
         pool.owners[slot as usize] = id.0;
         self.slots[id.index()] = slot;
@@ -386,12 +383,16 @@ impl Books {
         *ready = budget.min(*ready);
     }
 
-    /// Moves the expert of a slot to the first free one, if it rests and that one is further in front.
+    /// Moves the expert of a slot to the first free one with memory, if it rests and that one is further in front.
     fn move_to_front(&mut self, class: usize, slot: u32) -> bool {
         let index = self.pools[class].owners[slot as usize] as usize;
-        let rests = self.rests(index);
+        if !self.rests(index) {
+            return false;
+        }
         let pool = &mut self.pools[class];
-        let Some(to) = pool.free.first().copied().filter(|&to| rests && to < slot) else {
+        let mut free = pool.free.range(..slot).copied();
+        // One without memory would take as much as moving gives back.
+        let Some(to) = free.find(|&to| pool.is_backed(to)) else {
             return false;
         };
         pool.free.remove(&to);

@@ -257,6 +257,10 @@ impl ExpertStore for DirectStore {
         populated
     }
 
+    fn allow_fresh(&self, bytes: u64) {
+        lock(&self.books).allow_fresh(bytes);
+    }
+
     fn set_capacity(&self, bytes: u64) {
         lock(&self.books).set_capacity(bytes, &|index| self.ranks.of(index));
     }

@@ -46,7 +46,7 @@ impl Books {
             let (slot, (address, len)) = slots
                 .filter(|&slot| slot < end)
                 .find_map(|slot| Some((slot, pool.arena.lacking(slot)?)))?;
-            Some(Unready {
+            (len as u64 <= self.fresh_bytes).then_some(Unready {
                 class,
                 slot,
                 address,
@@ -57,12 +57,12 @@ impl Books {
 
     /// Takes memory into the books that was made ready, or gives it back if it is no longer wanted.
     pub(in crate::store::direct) fn ready(&mut self, made: Unready) {
-        let pool = &mut self.pools[made.class];
-        if (made.slot as usize) < pool.budget {
-            pool.arena.take(made.slot, self.may_pin);
+        if (made.slot as usize) < self.pools[made.class].budget {
+            self.take(made.class, made.slot);
+            let pool = &mut self.pools[made.class];
             pool.ready = pool.ready.max(made.slot + 1);
         } else {
-            pool.arena.forget(made.slot);
+            self.pools[made.class].arena.forget(made.slot);
         }
     }
 }

@@ -37,18 +37,19 @@ impl Books {
 
     /// The slot for an expert that is to be read: its own where there is room for all of its class
     /// and nobody else is in it.
-    pub(super) fn own_slot(&mut self, id: ExpertId) -> Option<u32> {
+    pub(super) fn own_slot(&self, id: ExpertId) -> Option<u32> {
         let home = self.home(id);
-        let pool = &mut self.pools[usize::from(self.classes[id.index()])];
-        if pool.budget < pool.arena.slots() {
+        let class = usize::from(self.classes[id.index()]);
+        let may_be_fresh = self.affords_fresh(class);
+        let pool = &self.pools[class];
+        if pool.budget < pool.arena.slots() || !(may_be_fresh || pool.is_backed(home)) {
             return None;
         }
-        while pool.next <= home {
-            pool.free.insert(pool.next);
-            pool.owners.push(NO_EXPERT);
-            pool.next += 1;
-        }
-        pool.free.remove(&home).then_some(home)
+        let is_free = pool
+            .owners
+            .get(home as usize)
+            .is_none_or(|&owner| owner == NO_EXPERT);
+        is_free.then_some(home)
     }
 
     /// Brings some of the experts of a class home that are elsewhere, once there is room for all.
@@ -101,7 +102,10 @@ impl Books {
                 self.slots[other] = from;
             }
             Some(_) => {
-                self.pools[class].arena.take(to, self.may_pin);
+                if !self.affords_fresh(class) && !self.pools[class].is_backed(to) {
+                    return false;
+                }
+                self.take(class, to);
                 if !self.may_be_in(class, index, to) {
                     return false;
                 }

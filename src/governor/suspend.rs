@@ -94,6 +94,7 @@ impl Suspended {
             wanted: Vec::new().into_iter(),
             early: Vec::new(),
             vram: self.vram,
+            enough: Instant::now(),
         })
     }
 

@@ -145,17 +145,6 @@ def the_map_has_every_expert(page):
     expect(page.locator("#explain")).to_contain_text(re.compile(r"it is \d+\.\d s now"))
 
 
-def the_tier_in_a_devices_memory_is_told(page):
-    vram = {"arrangement": "reload", "pool_bytes": 3 << 20, "static_bytes": 0, "rule": "yield", "binding": "memory",
-        "hits": 30, "misses": 10}
-    told = page.evaluate("vram => tier(vram)", vram)
-    for words in ["A pool of 3", "\u201cyield\u201d", "\u201cmemory\u201d", "75% of the routed experts"]:
-        assert words in told, told
-    placed = page.evaluate("vram => tier(vram)", {**vram, "arrangement": "static", "static_bytes": 8 << 20, "hits": 0, "misses": 0})
-    assert "whole layers" in placed and "routed" not in placed, placed
-    assert page.evaluate("tier(null)") == "", "nothing is told where there is none"
-
-
 def pause_really_pauses(page):
     page.get_by_role("button", name="Pause", exact=True).click()
     expect(page.locator("#control-says")).to_contain_text("Paused")
@@ -253,7 +242,6 @@ def with_a_real_model(browser):
     page = Watched(browser, address + "/")
     wrong_key_is_refused(page)
     the_map_has_every_expert(page)
-    the_tier_in_a_devices_memory_is_told(page)
     request = pause_really_pauses(page)
     requests_are_listed(page, request)
     capacity_is_set(page)
@@ -367,6 +355,24 @@ def a_loop_that_ended_is_named(browser):
     stub.stop()
 
 
+def the_tier_in_a_devices_memory_is_told(browser):
+    stub = Stub(PAGE, layers=2, experts=8)
+    page = Watched(browser, stub.address + "/")
+    summary = page.locator("#summary")
+    expect(summary).to_contain_text("are missing.")
+    expect(summary).not_to_contain_text("graphics device")
+    pool = {"arrangement": "reload", "pool_bytes": 3 << 20, "static_bytes": 0, "rule": "yield", "binding": "memory",
+            "hits": 30, "misses": 10}
+    stub.vram = pool
+    for words in ["A pool of 3", "\u201cyield\u201d", "\u201cmemory\u201d", "75% of the routed experts"]:
+        expect(summary).to_contain_text(words)
+    stub.vram = {**pool, "arrangement": "static", "static_bytes": 8 << 20, "hits": 0, "misses": 0}
+    expect(summary).to_contain_text("of whole layers\u2019 experts on the graphics device")
+    expect(summary).not_to_contain_text("of the routed experts")
+    page.done()
+    stub.stop()
+
+
 def without_regulation_or_key(browser):
     stub = Stub(PAGE, governed=False, controls=False)
     page = Watched(browser, stub.address + "/")
@@ -387,7 +393,8 @@ os.makedirs(folder, exist_ok=True)
 with sync_playwright() as playwright:
     chrome = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
     for check in [with_a_real_model, with_15000_experts, hostile_text_stays_text,
-                  a_lost_server_is_named_and_found_again, a_loop_that_ended_is_named, without_regulation_or_key]:
+                  a_lost_server_is_named_and_found_again, a_loop_that_ended_is_named, the_tier_in_a_devices_memory_is_told,
+                  without_regulation_or_key]:
         check(chrome)
         print("dashboard:", check.__name__, "ok", flush=True)
     chrome.close()

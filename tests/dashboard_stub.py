@@ -20,7 +20,8 @@ class Stub:
         self.residence = ["."] * (layers * experts)
         self.score = ["A"] * (layers * experts)
         self.move(layers * experts)
-        self.started, self.number, self.stopping, self.failed = time.monotonic(), 0, False, None
+        self.started, self.number, self.stopping = time.monotonic(), 0, False
+        self.failed, self.vram = None, None
         stub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -57,7 +58,7 @@ class Stub:
             "available_bytes": 4 << 30, "cgroup_available_bytes": None, "decode_tokens": 1, "hit_ratio": 0.9,
             "stall_ms": 3.5, "major_faults": 1, "drift": number % 100 == 50, "pinned": [change] * (number % 3),
             "unpinned": [], "lock_error": self.text if self.text != "m" and number % 10 == 0 else None,
-            "lost_bytes": None, "quiet_ticks": 0,
+            "lost_bytes": None, "quiet_ticks": 0, **({"vram": self.vram} if self.vram else {}),
         }
 
     def tick(self, experts):

@@ -72,13 +72,13 @@ pub(super) fn measure(order: &Order) -> Result<Memory> {
     while filled_bytes < order.memory_bytes / 100 * FILL_PERCENT {
         filled_bytes += mover.arrive(top_k, fetched)?.1;
     }
-    let mut lines = [const { Line::new() }; 3];
+    let (mut fetches, mut roomy, mut faults) = (Line::default(), Line::default(), Line::default());
     let mut pagewise = (Duration::ZERO, 0);
     let mut locking = (0, [Duration::ZERO; 3]);
     for _ in 0..PASSES {
-        mover.sample(&mut lines[0], top_k, FETCHES_A_SIZE, fetched, Room::Full)?;
+        mover.sample(&mut fetches, top_k, FETCHES_A_SIZE, fetched, Room::Full)?;
         mover.sample(
-            &mut lines[2],
+            &mut faults,
             top_k,
             FAULTS_A_SIZE,
             Arrival::Faulted,
@@ -95,13 +95,11 @@ pub(super) fn measure(order: &Order) -> Result<Memory> {
             probe.arrive(&experts, fetched, mover.threads)?;
             let _ = probe.evict(&experts);
         }
-        mover.sample(&mut lines[1], top_k, FETCHES_A_SIZE, fetched, Room::Made)?;
+        mover.sample(&mut roomy, top_k, FETCHES_A_SIZE, fetched, Room::Made)?;
     }
-    let [
-        (fetch_latency_s, fetch_bytes_per_s),
-        (roomy_latency_s, roomy_bytes_per_s),
-        (fault_latency_s, fault_bytes_per_s),
-    ] = lines.map(|line| line.fit());
+    let (fetch_latency_s, fetch_bytes_per_s) = fetches.fit();
+    let (roomy_latency_s, roomy_bytes_per_s) = roomy.fit();
+    let (fault_latency_s, fault_bytes_per_s) = faults.fit();
     let locks = locking
         .1
         .map(|sum| sum.as_secs_f64() / locking.0.max(1) as f64);
@@ -199,17 +197,13 @@ impl Mover<'_> {
 }
 
 /// Times of batches by how many experts each has.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Line {
     /// For each number of experts: batches, bytes, seconds.
     sums: Vec<(f64, f64, f64)>,
 }
 
 impl Line {
-    const fn new() -> Self {
-        Self { sums: Vec::new() }
-    }
-
     fn add(&mut self, experts: usize, bytes: f64, seconds: f64) {
         if self.sums.len() < experts {
             self.sums.resize(experts, (0.0, 0.0, 0.0));
@@ -249,7 +243,7 @@ mod tests {
 
     #[test]
     fn what_was_timed_in_turns_makes_one_line() {
-        let mut line = Line::new();
+        let mut line = Line::default();
         for slow in [1.0, 3.0] {
             for experts in 1..=4 {
                 let bytes = experts as f64 * 3e6;

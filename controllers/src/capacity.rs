@@ -2,6 +2,7 @@
 
 use crate::config::{CapacityConfig, Checked};
 use crate::decision::{Ceiling, Decision};
+use crate::demand::Demand;
 use crate::num::{filter_share, to_bytes};
 use crate::observe::Observation;
 use crate::pressure::{PressureInput, PressureLoop};
@@ -30,6 +31,8 @@ pub(crate) struct CapacityLaw {
     floor_bytes: u64,
     pressure: PressureLoop,
     value: ValueLoop,
+    /// What others take of the host's memory and of the cgroup's.
+    demand: [Demand; 2],
     mover: Mover,
     sensors: (bool, bool),
 }
@@ -43,6 +46,7 @@ impl CapacityLaw {
             floor_bytes: floor_bytes(&config.capacity, sizes),
             pressure: PressureLoop::new(&config.pressure),
             value: ValueLoop::new(&config.value),
+            demand: Default::default(),
             mover: Mover::default(),
             sensors: (false, false),
         }
@@ -82,7 +86,8 @@ impl CapacityLaw {
         input: &CapacityInput,
         out: &mut Decision,
     ) {
-        let memory = MemoryCeilings::read(&self.config, observation);
+        let elapsed_s = input.step.elapsed_s;
+        let memory = MemoryCeilings::read(&self.config, observation, &mut self.demand, elapsed_s);
         let mut ceilings = [
             Some(self.total_bytes),
             self.config.limit_bytes,
@@ -162,7 +167,8 @@ fn lowest(ceilings: &[Option<u64>; 6]) -> (Ceiling, u64) {
 }
 
 /// The feed-forward ceilings. Our locked bytes have left what is available and are added back;
-/// transit is page cache, which `available` still counts.
+/// transit is page cache, which `available` still counts. What others will have taken before it can be given
+/// up is taken off.
 #[derive(Clone, Copy, Debug)]
 struct MemoryCeilings {
     host_bytes: Option<u64>,
@@ -171,7 +177,12 @@ struct MemoryCeilings {
 }
 
 impl MemoryCeilings {
-    fn read(config: &CapacityConfig, observation: &Observation<'_>) -> Self {
+    fn read(
+        config: &CapacityConfig,
+        observation: &Observation<'_>,
+        demand: &mut [Demand; 2],
+        elapsed_s: f64,
+    ) -> Self {
         let pinned_bytes = observation.held.pinned_bytes;
         let host = observation.host.map(|host| host.available_bytes);
         let cgroup = observation.cgroup.map(|cgroup| cgroup.available_bytes);
@@ -179,15 +190,18 @@ impl MemoryCeilings {
             (host, config.host_reserve_bytes),
             (cgroup, config.cgroup_reserve_bytes),
         ];
-        let ceiling = |(available, reserve): (Option<u64>, u64)| {
-            available.map(|bytes| bytes.saturating_add(pinned_bytes).saturating_sub(reserve))
+        let mut ceiling = |which: usize| {
+            let (available, reserve): (Option<u64>, u64) = reserved[which];
+            let free = available.map(|bytes| bytes.saturating_add(pinned_bytes));
+            let ahead = demand[which].ahead_bytes(free, elapsed_s, config.demand_lead_s, reserve);
+            free.map(|bytes| bytes.saturating_sub(reserve.saturating_add(ahead)))
         };
         let headroom = |(available, reserve): (Option<u64>, u64)| {
             available.map(|bytes| bytes.saturating_sub(reserve))
         };
         Self {
-            host_bytes: ceiling(reserved[0]),
-            cgroup_bytes: ceiling(reserved[1]),
+            host_bytes: ceiling(0),
+            cgroup_bytes: ceiling(1),
             headroom_bytes: reserved.into_iter().filter_map(headroom).min(),
         }
     }

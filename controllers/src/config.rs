@@ -66,6 +66,10 @@ pub struct CapacityConfig {
     pub cgroup_reserve_bytes: u64,
     /// The pressure and value ceilings stop here, bytes; by default one token cycle.
     pub floor_bytes: Option<u64>,
+    /// What others take of a memory within this time, at the rate at which they take it, is given up ahead, seconds;
+    /// beyond a sixteenth of that memory's reserve, and at most the reserve. Longer than two ticks, so that
+    /// a reserve is whole again while somebody goes on taking memory.
+    pub demand_lead_s: f64,
     /// How fast capacity may grow, bytes per second. Below disk bandwidth, so that growth never
     /// queues more reads than the disk delivers.
     pub growth_bytes_per_s: u64,
@@ -85,6 +89,7 @@ impl Default for CapacityConfig {
             host_reserve_bytes: 1 << 30,
             cgroup_reserve_bytes: 64 << 20,
             floor_bytes: None,
+            demand_lead_s: 0.25,
             growth_bytes_per_s: 512 << 20,
             quiet_hold_s: 5.0,
             dead_band_bytes: 64 << 20,

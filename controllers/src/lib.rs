@@ -10,6 +10,7 @@ pub mod baselines;
 mod capacity;
 pub mod config;
 pub mod decision;
+mod demand;
 mod drift;
 pub mod ids;
 pub mod next_use;

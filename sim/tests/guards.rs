@@ -2,7 +2,7 @@
 //! Else the guard, or the bar, is worth nothing.
 
 use hotpin_controllers::{AdaptiveConfig, PolicyKind};
-use hotpin_sim::plant::{Report, Scenario, Sensor};
+use hotpin_sim::plant::{Report, Scenario, Schedule, Sensor};
 use hotpin_sim::scenarios::{DRIFT_TOKEN, HOG_S, Named};
 
 const SEEDS: [u64; 3] = [1, 2, 3];
@@ -145,7 +145,7 @@ fn the_quiet_hold_stops_a_dance() {
         let pulses: Vec<(f64, f64)> = (10..50)
             .map(|n| (f64::from(n) * 2.0, f64::from(n) * 2.0 + 1.0))
             .collect();
-        scenario.others = hotpin_sim::plant::Schedule::pulses(low, low + (300 << 20), &pulses);
+        scenario.others = Schedule::pulses(low, low + (300 << 20), &pulses);
     };
     let pairs = compare(
         Named::SteadyDraws,
@@ -224,6 +224,28 @@ fn the_churn_limit_spares_a_slow_disk() {
             -without
         );
     }
+}
+
+/// Giving up ahead: without it a ramp takes of the reserve for as long as it goes on.
+#[test]
+fn what_is_given_up_ahead_keeps_the_reserve_of_a_ramp() {
+    const RAMP_BYTES_PER_S: f64 = 2e9;
+    let pairs = compare(
+        Named::RampHog,
+        |scenario| {
+            let (quiet, hog) = (scenario.others.at(0.0), scenario.others.at(HOG_S.1 - 1.0));
+            let full_s = HOG_S.0 + (hog - quiet) as f64 / RAMP_BYTES_PER_S;
+            let points = vec![(HOG_S.0, quiet), (full_s, hog)];
+            scenario.others = Schedule::new(points);
+        },
+        |config| config.capacity.demand_lead_s = 0.0,
+        |report| {
+            let ticks = report.between(HOG_S.0, HOG_S.1);
+            let short = ticks.filter(|tick| tick.capacity_before_bytes > tick.true_ceiling_bytes);
+            short.count() as f64
+        },
+    );
+    must_matter(&pairs, 4.0);
 }
 
 /// A sensor that goes missing restarts the hold; the loop neither grows blindly nor forgets its pins.

@@ -129,6 +129,7 @@ impl CapacityConfig {
             self.cgroup_reserve_bytes,
             0,
         )?;
+        within("capacity.demand_lead_s", self.demand_lead_s, 0.0, 10.0)?;
         bytes_within(
             "capacity.growth_bytes_per_s",
             self.growth_bytes_per_s,

@@ -198,6 +198,11 @@ impl Geometry {
         self.layers[self.shape.layer_of(id)].class
     }
 
+    /// Number of a part of an expert, below the number of experts times `most_parts`.
+    pub(super) fn slice(&self, id: ExpertId, part: usize) -> usize {
+        id.index() * self.most_parts + part
+    }
+
     /// Parts of an expert.
     pub(super) fn parts(&self, id: ExpertId) -> usize {
         self.layers[self.shape.layer_of(id)].parts.len()

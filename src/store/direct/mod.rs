@@ -17,6 +17,7 @@ mod loading;
 mod reader;
 mod reading;
 mod slices;
+mod sums;
 mod trial;
 
 use self::books::{Books, State};
@@ -24,6 +25,7 @@ use self::files::ModelFiles;
 use self::geometry::Geometry;
 use self::reader::Reader;
 use self::reading::Engine;
+use self::sums::Sums;
 pub use self::trial::{DiskTrial, try_disk};
 use super::dense::Dense;
 use super::layout::Layout;
@@ -104,6 +106,8 @@ pub struct DirectStore {
     dense: Dense,
     options: DirectOptions,
     limitations: Vec<Limited>,
+    /// For `--verify`.
+    sums: Sums,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -159,6 +163,7 @@ impl DirectStore {
             dense,
             options,
             limitations,
+            sums: Sums::new(&geometry),
             geometry,
             files,
             layout,

@@ -194,15 +194,10 @@ impl DirectStore {
 
     /// Queues a read for the engine and notes it as outstanding. Returns the slice's bytes.
     fn begin_read(&self, engine: &mut Engine, id: ExpertId, part: usize, address: usize) -> u64 {
-        engine.pending[self.pending_at(id, part)] = true;
+        engine.pending[self.geometry.slice(id, part)] = true;
         engine.left[id.index()] += 1;
         self.engine_reads.fetch_add(1, Relaxed);
         self.queue(&mut engine.reader, id, part, address)
-    }
-
-    /// Where [`Engine::pending`] has a part of an expert.
-    fn pending_at(&self, id: ExpertId, part: usize) -> usize {
-        id.index() * self.geometry.most_parts + part
     }
 
     /// Takes in reads that ended.
@@ -212,7 +207,7 @@ impl DirectStore {
         self.engine_reads.fetch_sub(ended.len(), Relaxed);
         for done in ended.drain(..) {
             let (id, part) = (ExpertId(done.owner.0), usize::from(done.owner.1));
-            engine.pending[self.pending_at(id, part)] = false;
+            engine.pending[self.geometry.slice(id, part)] = false;
             engine.left[id.index()] = engine.left[id.index()].saturating_sub(1);
             let address = lock(&self.books).address(id);
             let taken = done.result.and_then(|()| {
@@ -267,7 +262,7 @@ impl DirectStore {
     /// Whether a part of any routed expert is still being read for the engine.
     fn awaits(&self, engine: &Engine, part: usize) -> bool {
         let mut routed = engine.routed.iter();
-        routed.any(|&id| engine.pending[self.pending_at(id, part)])
+        routed.any(|&id| engine.pending[self.geometry.slice(id, part)])
     }
 
     fn count_wait(&self, since: Instant) {

@@ -26,7 +26,8 @@ pub fn size(text: &str) -> Result<u64, SizeError> {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
-    /// Compute threads [default: all cores]
+    /// Compute threads; from 512 tokens of context on the bits of the output depend on it, as in llama.cpp [default:
+    /// all cores]
     #[arg(short, long, env = "HOTPIN_THREADS", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
     /// Context length in tokens [default: 4096; of bench, what its texts need]

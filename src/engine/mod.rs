@@ -20,6 +20,7 @@ mod options;
 mod placement;
 mod poison;
 mod pool;
+mod processors;
 pub mod quantize;
 mod sampler;
 mod session;

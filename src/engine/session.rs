@@ -318,9 +318,11 @@ impl<'m> Session<'m> {
         let Some(context) = &mut self.context else {
             return Err(lost());
         };
+        let stay = self.pools.stay();
         let result = context.decode(&mut self.batch);
         // llama_decode returns with work still queued; logits and timings need it done.
         context.synchronize();
+        drop(stay);
         let decode_ns = nanos(started.elapsed());
         if let Some(tap) = &mut self.tap {
             tap.get_mut().restore();

@@ -1,6 +1,7 @@
 //! Persistent compute threads. Without an attached pool ggml makes and joins threads for every
 //! piece of graph that the tap cuts.
 
+use super::processors::{Processors, Stay};
 use super::{EngineError, Poll};
 use llama_cpp_sys_4 as sys;
 use std::ptr::NonNull;
@@ -17,7 +18,11 @@ pub(super) struct ThreadPool {
 
 impl ThreadPool {
     /// `spin_level` is ggml's `poll`, 0 to 100; `None` keeps ggml's default.
-    fn new(threads: u32, spin_level: Option<u32>) -> Result<Self, EngineError> {
+    fn new(
+        threads: u32,
+        spin_level: Option<u32>,
+        processors: Option<&Processors>,
+    ) -> Result<Self, EngineError> {
         let fail = || EngineError::Threads { threads };
         let count = i32::try_from(threads)
             .ok()
@@ -28,8 +33,16 @@ impl ThreadPool {
         if let Some(level) = spin_level {
             params.poll = level;
         }
+        if let Some(processors) = processors {
+            params.cpumask = processors.mask();
+            params.strict_cpu = true;
+        }
         // SAFETY: `params` is a fully initialised struct that ggml copies.
         let raw = unsafe { sys::ggml_threadpool_new(&raw mut params) };
+        if let Some(processors) = processors {
+            // ggml takes the calling thread for the one that will compute.
+            processors.release();
+        }
         NonNull::new(raw).map(|raw| Self { raw }).ok_or_else(fail)
     }
 
@@ -50,19 +63,31 @@ impl Drop for ThreadPool {
 pub(super) struct ThreadPools {
     spinning: Option<ThreadPool>,
     quiet: Option<ThreadPool>,
+    processors: Option<Processors>,
 }
 
 impl ThreadPools {
     pub(super) fn new(threads: u32, poll: Poll) -> Result<Self, EngineError> {
+        let processors = Processors::for_each(threads);
+        let pool = |spin_level| ThreadPool::new(threads, spin_level, processors.as_ref());
         let spinning = match poll {
-            Poll::Spin | Poll::Follow => Some(ThreadPool::new(threads, None)?),
+            Poll::Spin | Poll::Follow => Some(pool(None)?),
             Poll::Quiet => None,
         };
         let quiet = match poll {
-            Poll::Quiet | Poll::Follow => Some(ThreadPool::new(threads, Some(BRIEF_SPIN_LEVEL))?),
+            Poll::Quiet | Poll::Follow => Some(pool(Some(BRIEF_SPIN_LEVEL))?),
             Poll::Spin => None,
         };
-        Ok(Self { spinning, quiet })
+        Ok(Self {
+            spinning,
+            quiet,
+            processors,
+        })
+    }
+
+    /// Keeps the thread that decodes off the other threads' processors, until what is returned goes.
+    pub(super) fn stay(&self) -> Option<Stay> {
+        self.processors.as_ref().map(Processors::stay)
     }
 
     /// The pool for a token that does or does not stream experts; the only one when there is one.

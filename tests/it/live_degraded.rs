@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const PROMPT: &str = "Tell me about the sea.";
 
@@ -417,6 +417,53 @@ fn half_of_the_processors_give_the_same_text() {
     let ran = ran(&mut within(&group.join(), &program(args)));
     assert!(!ran.stderr.contains("has not ended"), "{ran:?}");
     assert_eq!(ran.success(), stock);
+}
+
+/// Two on one processor would wait for each other for a time slice at every node. Threads that do not compute stay
+/// free to run anywhere.
+#[test]
+fn where_there_are_as_many_compute_threads_as_processors_each_has_its_own() {
+    let name = "where_there_are_as_many_compute_threads_as_processors_each_has_its_own";
+    let Some(model) = support::moe(name) else {
+        return;
+    };
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    if processors < 2 {
+        return eprintln!("SKIPPED {name}: one processor");
+    }
+    for (threads, placed) in [(processors, processors), (1, 0)] {
+        let mut args = greedy(&model, PROMPT, "200", &["--capacity", "120MB"]);
+        let at = args.iter().position(|arg| arg == "-t").expect("threads");
+        args[at + 1] = threads.to_string();
+        let run = Answering::begin(program(args), 8);
+        // The thread that decodes is placed only while it does.
+        let mut places = std::collections::BTreeSet::new();
+        let mut free = 0;
+        let since = Instant::now();
+        while free == 0 || since.elapsed() < Duration::from_millis(500) || places.len() < placed {
+            assert!(
+                since.elapsed() < Duration::from_secs(20),
+                "{places:?}, {threads} threads"
+            );
+            let tasks = std::fs::read_dir(format!("/proc/{}/task", run.id())).expect("tasks");
+            for task in tasks.flatten() {
+                let status = std::fs::read_to_string(task.path().join("status"));
+                let status = status.unwrap_or_default();
+                let line = status.lines().find(|l| l.starts_with("Cpus_allowed_list"));
+                match line.and_then(|line| line.split_whitespace().nth(1)) {
+                    Some(one) if one.parse::<u32>().is_ok() => {
+                        places.insert(one.to_owned());
+                    }
+                    Some(_) => free += 1,
+                    None => {}
+                }
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(places.len(), placed, "{places:?} of {threads} threads");
+        run.signal(Signal::SIGKILL);
+        let _ = run.ended();
+    }
 }
 
 /// 60 MB/s, a twentieth of what such disks give: a token cycle takes more than a second.

@@ -94,7 +94,7 @@ loom: setup
 	cargo test --release --features loom --lib -- --nocapture --test-threads 1 orders::
 
 # The control laws and the bookkeeping of pages in an interpreter that knows undefined behaviour. Tests that
-# step thousands of ticks are left out there; they take hours.
+# repeat themselves do so less often there, and those that need hundreds of tokens are left out.
 miri: setup
 	@scripts/miri.sh "$(CARGO_TARGET_DIR)"
 

@@ -108,8 +108,8 @@ fuzz: setup
 	@scripts/fuzz.sh "$(FUZZ_S)" "$(CACHE)/fuzz"
 
 # Faults where cgroups are of version 2 alone and the clock may be set: in a small virtual machine.
-guest: tiny
-	@scripts/guest-tests.sh "$(TINY)" "$(CACHE)/guest"
+guest: build
+	@scripts/guest-tests.sh "$(CACHE)/guest"
 
 lint: setup toolchain wasm
 	cargo fmt --all --check

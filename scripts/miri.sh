@@ -9,8 +9,6 @@ cargo "+$nightly" miri --version >/dev/null 2>&1 || {
 }
 export PROPTEST_DISABLE_FAILURE_PERSISTENCE=1 CARGO_TARGET_DIR=$1/miri PROPTEST_CASES=${PROPTEST_CASES:-2} \
     MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-deterministic-floats"
-# Otherwise miri rounds exp2 at random, and ranks of equal things would differ. Tests of thousands of ticks,
-# which take minutes each, are left out.
-cargo "+$nightly" miri test -p hotpin-controllers --lib -- --skip next_use --skip signs_are_balanced \
-    --skip a_profile_fades --skip skew_tells
-cargo "+$nightly" miri test --manifest-path tests/pages/Cargo.toml
+# Otherwise miri rounds exp2 at random, and ranks of equal things would differ.
+cargo "+$nightly" miri test -p hotpin-controllers --lib -- --test-threads 1 -Z unstable-options --report-time
+cargo "+$nightly" miri test --manifest-path tests/pages/Cargo.toml -- --test-threads 1

@@ -4,6 +4,6 @@
 //! orders in which threads may go on; nothing else works in such a build.
 
 #[cfg(feature = "loom")]
-pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard, atomic};
+pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
 #[cfg(not(feature = "loom"))]
-pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, atomic};
+pub(crate) use std::sync::{Mutex, MutexGuard, atomic};

@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn signs_are_balanced_and_unlike() {
-        let all: Vec<[f32; 64]> = (0..64).map(signs).collect();
+        let all: Vec<[f32; 64]> = (0..if cfg!(miri) { 8 } else { 64 }).map(signs).collect();
         let sum: f32 = all.iter().flatten().sum::<f32>() * 8.0;
         assert!(sum.abs() < 4.0 * 64.0, "{sum}");
         for (i, a) in all.iter().enumerate() {

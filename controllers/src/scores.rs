@@ -465,6 +465,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it takes hundreds of tokens")]
     fn a_profile_fades_as_evidence_comes_in() {
         let mut profile = [0.0; 16];
         profile[5] = 3.0;
@@ -496,6 +497,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it takes hundreds of tokens")]
     fn skew_tells_a_uniform_router_from_a_skewed_one() {
         let shape = ModelShape::uniform(8, 64, 1000, 4).unwrap();
         for (skewed, seed) in [(false, 1u64), (false, 2), (false, 3), (true, 4)] {

@@ -1,7 +1,7 @@
 //! Carrying out a decision.
 
 use super::observe::Plant;
-use crate::store::{ExpertStore, StoreError};
+use crate::store::{ExpertStore, StoreError, Warmed};
 use hotpin_controllers::{Action, Decision, ExpertId, ModelShape};
 use std::time::{Duration, Instant};
 
@@ -78,7 +78,7 @@ pub(super) fn carry_out(
 fn warm_transit(store: &dyn ExpertStore, ranks: &[f32], must_stop: &mut dyn FnMut() -> bool) {
     let _ = best_first(ranks)
         .into_iter()
-        .all(|id| !must_stop() && store.warm(id));
+        .all(|id| !must_stop() && store.warm_unless(id, must_stop) != Warmed::NoRoom);
 }
 
 /// Experts that rank above the lowest, best first.
@@ -108,7 +108,7 @@ fn pin_all(
             );
             return;
         }
-        match store.pin(action.expert) {
+        match store.pin_unless(action.expert, must_stop) {
             Ok(true) => acted.pinned.push(*action),
             Ok(false) => {}
             Err(error) => {
@@ -134,7 +134,7 @@ fn pin_all(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::{DenseLock, Fetched};
+    use crate::store::{DenseLock, Fetched, LeaveOff};
     use hotpin_controllers::{Held, Reason, Residence};
     use std::sync::Mutex;
 
@@ -155,7 +155,7 @@ mod tests {
         fn is_complete(&self) -> bool {
             false
         }
-        fn pin(&self, expert: ExpertId) -> Result<bool, StoreError> {
+        fn pin_unless(&self, expert: ExpertId, _: LeaveOff<'_>) -> Result<bool, StoreError> {
             self.note(format!("pin {}", expert.0));
             Ok(true)
         }
@@ -164,8 +164,8 @@ mod tests {
             true
         }
         fn clear_loaded(&self, _: &[ExpertId]) {}
-        fn warm(&self, _: ExpertId) -> bool {
-            false
+        fn warm_unless(&self, _: ExpertId, _: LeaveOff<'_>) -> Warmed {
+            Warmed::NoRoom
         }
         fn set_capacity(&self, bytes: u64) {
             self.note(format!("capacity {bytes}"));

@@ -22,7 +22,7 @@ pub use vram::VramPart;
 use crate::engine::hurry;
 use crate::plant::{Counters, Totals};
 use crate::sensors::{Available, DegradedReason, DegradedSet, Roots, Sensors};
-use crate::store::ExpertStore;
+use crate::store::{ExpertStore, Warmed};
 use crate::time::nanos;
 use crate::trace::Recording;
 use act::Acted;
@@ -465,21 +465,27 @@ impl Loop {
                 return false;
             }
             let store = &self.regulated.store;
-            let has_room = match self.wanted.next() {
-                Some(Wanted::Warm(id)) => store.warm(id),
+            let mut is_due = || Instant::now() >= wake;
+            let warmed = match self.wanted.as_slice().first() {
+                Some(Wanted::Warm(id)) => store.warm_unless(*id, &mut is_due),
                 Some(Wanted::Pin(action)) => {
-                    let has_room = store.warm(action.expert);
+                    let warmed = store.warm_unless(action.expert, &mut is_due);
+                    let pins = warmed == Warmed::Done;
                     // What cannot be locked now is told by the tick that tries again.
-                    if has_room && matches!(store.pin(action.expert), Ok(true)) {
-                        self.early.push(action);
+                    match pins.then(|| store.pin_unless(action.expert, &mut is_due)) {
+                        Some(Ok(true)) => self.early.push(*action),
+                        Some(Ok(false)) if is_due() => break,
+                        _ => {}
                     }
-                    has_room
+                    warmed
                 }
-                None if store.prepare() => true,
+                None if store.prepare() => continue,
                 None => break,
             };
-            if !has_room {
-                self.wanted = Vec::new().into_iter();
+            match warmed {
+                Warmed::Done => drop(self.wanted.next()),
+                Warmed::UnderWay => break,
+                Warmed::NoRoom => self.wanted = Vec::new().into_iter(),
             }
         }
         true
@@ -579,23 +585,28 @@ impl Loop {
         }
         let decided_ns = nanos(began.elapsed());
         let pinned_bytes = self.regulated.store.held().pinned_bytes;
+        let timed = first.is_none();
+        let (sensors, mut lookout) = (&mut self.sensors, alarm::Lookout::new());
+        let (regulated, tick) = (&self.regulated, self.options.tick);
+        let (mut reading_since, mut stopped) = (None, false);
+        let mut must_stop = |dense: &DenseWeights| {
+            // However slowly reading goes on a busy machine, the next tick is not far.
+            let since: Instant = *reading_since.get_or_insert_with(Instant::now);
+            let is_late = timed && since.elapsed() > tick;
+            let mut is_short = || lookout.is_short(|| allow(regulated, dense, sensors.available()));
+            stopped = stopped || is_late || is_short();
+            stopped
+        };
         let dense = &mut self.options.dense;
         if let Some(lock) = dense.change(&sample, self.decision.capacity_bytes, pinned_bytes) {
-            dense.set(self.regulated.store.as_ref(), lock);
+            let store = regulated.store.as_ref();
+            if !lock || store.warm_dense(&mut || must_stop(dense)) {
+                dense.set(store, lock);
+            }
         }
         if let Some(recording) = &self.options.recording {
             recording.tick(&observation, &self.decision);
         }
-        let timed = first.is_none();
-        let (sensors, mut lookout) = (&mut self.sensors, alarm::Lookout::new());
-        let (regulated, dense) = (&self.regulated, &self.options.dense);
-        let mut pinning_since = None;
-        let mut must_stop = || {
-            // However slowly reading goes on a busy machine, the next tick is not far.
-            let since: Instant = *pinning_since.get_or_insert_with(Instant::now);
-            let is_late = timed && since.elapsed() > self.options.tick;
-            is_late || lookout.is_short(|| allow(regulated, dense, sensors.available()))
-        };
         let mut acted = act::carry_out(
             self.regulated.store.as_ref(),
             &self.regulated.shape,
@@ -603,7 +614,7 @@ impl Loop {
             self.policy.ranks(),
             &self.plant,
             first,
-            &mut must_stop,
+            &mut || must_stop(dense),
         );
         acted.pinned.append(&mut self.early);
         if let Some(at) = acted.given_back.filter(|_| was_short) {

@@ -1,10 +1,13 @@
 //! The dense weights in the loader's mapping: locked before any expert, under every store.
 
-use super::StoreError;
 use super::layout::Layout;
 use super::pages::{self, PageRange};
+use super::{LeaveOff, StoreError};
 use crate::sync::atomic::{AtomicBool, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
 use std::os::fd::AsFd;
+
+/// Bytes of the weights that are asked for and waited for together.
+const WARMED_BYTES: usize = 8 << 20;
 
 /// Outcome of locking the dense weights.
 #[derive(Debug)]
@@ -76,6 +79,32 @@ impl Dense {
         }
         self.locked.store(true, Release);
         DenseLock::Locked(bytes)
+    }
+
+    /// Reads what of the weights is not there, unless that is left off: false then.
+    pub(super) fn warm(&self, leave_off: LeaveOff<'_>) -> bool {
+        let mut scratch = Vec::new();
+        let pieces = self
+            .ranges
+            .iter()
+            .flat_map(|range| range.pieces(WARMED_BYTES));
+        let mut pieces = pieces.peekable();
+        while let Some(piece) = pieces.next() {
+            if pages::have_come(piece, &mut scratch) {
+                continue;
+            }
+            // One is read while the one before it is waited for. What cannot be read is told by who locks it.
+            for &piece in [Some(&piece), pieces.peek()].into_iter().flatten() {
+                let _ = pages::will_need(piece, self.piece_bytes);
+            }
+            while !pages::have_come(piece, &mut scratch) {
+                if leave_off() {
+                    return false;
+                }
+                std::thread::sleep(pages::COME_STEP);
+            }
+        }
+        true
     }
 
     /// Locks or unlocks the weights.

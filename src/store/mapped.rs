@@ -9,7 +9,7 @@ use super::dense::{Dense, DenseLock};
 use super::layout::Layout;
 use super::pages::{self, PageRange};
 use super::ranks::Ranks;
-use super::{ExpertStore, Fetched, StoreError};
+use super::{ExpertStore, Fetched, LeaveOff, StoreError, Warmed};
 use crate::sync::atomic::{
     AtomicU8, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
@@ -18,6 +18,7 @@ use hotpin_controllers::{ExpertId, Held, Residence};
 use nix::errno::Errno;
 use std::os::fd::AsFd;
 use std::sync::PoisonError;
+use std::time::{Duration, Instant};
 
 const ABSENT: u8 = 0;
 const TRANSIT: u8 = 1;
@@ -30,6 +31,10 @@ const ELSEWHERE: u8 = 4;
 /// Bounds on one readahead request. The upper one is what the kernel cuts its own work into.
 const LEAST_PIECE_BYTES: usize = 64 << 10;
 const MOST_PIECE_BYTES: usize = 2 << 20;
+
+/// How long one expert is waited for, tick after tick, before the others have their turn: what never comes must not
+/// keep all of them from being pinned.
+const LEFT_OFF_FOR: Duration = Duration::from_secs(5);
 
 /// Evicting goes on below the budget by this share of it, so that not every fetch has to choose.
 const EVICT_AHEAD_SHARE: u64 = 64;
@@ -62,6 +67,8 @@ pub struct MappedStore {
     boundaries: Mutex<Boundaries>,
     /// The engine's scratch for choosing victims.
     victims: Mutex<Vec<(f32, u32)>>,
+    /// The expert whose pin was begun last and had to wait for its pages, and since when.
+    late: Mutex<Option<(ExpertId, Instant)>>,
     dense: Dense,
 }
 
@@ -109,6 +116,7 @@ impl MappedStore {
             shortfall_bytes: AtomicU64::new(0),
             boundaries: Mutex::new(boundaries),
             victims: Mutex::new(Vec::with_capacity(experts)),
+            late: Mutex::new(None),
             dense,
             layout,
         };
@@ -176,6 +184,40 @@ impl MappedStore {
             }
         }
         Some(true)
+    }
+
+    /// Whether every page that locking an expert would read is there; true where that cannot be known.
+    fn has_come(&self, id: ExpertId, scratch: &mut Vec<u8>) -> bool {
+        self.layout
+            .slices_of(id)
+            .all(|i| pages::have_come(self.layout.slices()[i].outer(), scratch))
+    }
+
+    /// Reads what is missing of an expert and waits for it, unless that is left off: false then. Locking would
+    /// read a cold range page by page, and could not be left off.
+    fn come(&self, id: ExpertId, leave_off: LeaveOff<'_>) -> Result<bool, StoreError> {
+        let mut scratch = Vec::new();
+        if self.has_come(id, &mut scratch) {
+            return Ok(true);
+        }
+        self.read_ahead(&[id])?;
+        let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_, since) = *match &mut *late {
+            Some(known) if known.0 == id => known,
+            other => other.insert((id, Instant::now())),
+        };
+        while !self.has_come(id, &mut scratch) {
+            if since.elapsed() > LEFT_OFF_FOR {
+                *late = None;
+                return Ok(false);
+            }
+            if leave_off() {
+                return Ok(false);
+            }
+            std::thread::sleep(pages::COME_STEP);
+        }
+        *late = None;
+        Ok(true)
     }
 
     /// Evicts the lowest-scored transit until it is within `budget`, sparing `keep`.
@@ -334,7 +376,7 @@ impl ExpertStore for MappedStore {
         self.shortfall_bytes.store(0, Release);
     }
 
-    fn pin(&self, id: ExpertId) -> Result<bool, StoreError> {
+    fn pin_unless(&self, id: ExpertId, leave_off: LeaveOff<'_>) -> Result<bool, StoreError> {
         let from = self.state(id);
         if matches!(from, PINNED | BUSY | ELSEWHERE) || !self.change(id, from, BUSY) {
             return Ok(false);
@@ -343,34 +385,33 @@ impl ExpertStore for MappedStore {
         if from == TRANSIT {
             self.transit_bytes.fetch_sub(bytes, AcqRel);
         }
-        // A cold range without readahead is read page by page when it is locked: read it first.
-        let locked = (if from == ABSENT {
-            self.read_ahead(&[id]).map(drop)
-        } else {
-            Ok(())
-        })
-        .and_then(|()| {
-            self.lock_slices(id).map_err(|errno| StoreError::Lock {
+        let locked = self.come(id, leave_off).and_then(|has_come| {
+            if !has_come {
+                return Ok(false);
+            }
+            let locked = self.lock_slices(id).map(|()| true);
+            locked.map_err(|errno| StoreError::Lock {
                 bytes,
                 errno,
                 advice: pages::advice(errno),
             })
         });
-        match locked {
-            Ok(()) => {
-                self.pinned_bytes.fetch_add(bytes, AcqRel);
-                self.states[id.index()].store(PINNED, Release);
-                Ok(true)
-            }
-            Err(error) => {
-                self.shortfall_bytes.fetch_add(bytes, AcqRel);
-                if from == TRANSIT {
-                    self.transit_bytes.fetch_add(bytes, AcqRel);
-                }
-                self.states[id.index()].store(from, Release);
-                Err(error)
-            }
+        if let Ok(true) = locked {
+            self.pinned_bytes.fetch_add(bytes, AcqRel);
+            self.states[id.index()].store(PINNED, Release);
+            return locked;
         }
+        if locked.is_err() {
+            self.shortfall_bytes.fetch_add(bytes, AcqRel);
+        }
+        // What was left off is being read, as after a fetch.
+        let is_read = locked.is_ok() && self.keeper == TransitKeeper::Store;
+        let to = if is_read { TRANSIT } else { from };
+        if to == TRANSIT {
+            self.transit_bytes.fetch_add(bytes, AcqRel);
+        }
+        self.states[id.index()].store(to, Release);
+        locked
     }
 
     fn unpin(&self, id: ExpertId) -> bool {
@@ -404,17 +445,17 @@ impl ExpertStore for MappedStore {
         self.dense.forget_loaded(&self.layout);
     }
 
-    fn warm(&self, id: ExpertId) -> bool {
+    fn warm_unless(&self, id: ExpertId, _: LeaveOff<'_>) -> Warmed {
         let bytes = self.bytes(id);
         let held = self.transit_bytes.load(Relaxed);
         if self.keeper == TransitKeeper::Kernel || held + bytes > self.transit_budget() {
-            return false;
+            return Warmed::NoRoom;
         }
         if self.enter_transit(id) {
             // What cannot be read ahead is read when it is used.
             let _ = self.read_ahead(&[id]);
         }
-        true
+        Warmed::Done
     }
 
     fn set_capacity(&self, bytes: u64) {
@@ -481,6 +522,10 @@ impl ExpertStore for MappedStore {
                 _ => Residence::Absent,
             };
         }
+    }
+
+    fn warm_dense(&self, leave_off: LeaveOff<'_>) -> bool {
+        self.dense.warm(leave_off)
     }
 
     fn set_dense_locked(&self, lock: bool) -> DenseLock {

@@ -167,9 +167,23 @@ impl StoreError {
     }
 }
 
+/// Asked now and then while something is read: true when whoever wants it can wait no longer.
+pub type LeaveOff<'a> = &'a mut dyn FnMut() -> bool;
+
+/// What came of reading an expert into transit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Warmed {
+    /// It was there, or is now, or cannot be read at this moment.
+    Done,
+    /// Its reads were left off, and go on.
+    UnderWay,
+    /// There is no room for it.
+    NoRoom,
+}
+
 /// A place where experts live. `fetch`, `is_complete` and `release` are called by the engine's thread
 /// only, everything else by the governor's. The governor never waits for the engine; the engine may wait
-/// for an expert that the governor is loading.
+/// for an expert that the governor has begun to load.
 pub trait ExpertStore: Send + Sync + std::fmt::Debug {
     /// Makes one layer's routed experts available, or starts to. `experts` are distinct.
     ///
@@ -189,7 +203,16 @@ pub trait ExpertStore: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// [`StoreError::Lock`]; the expert is then unlocked, and the books say so.
-    fn pin(&self, expert: ExpertId) -> Result<bool, StoreError>;
+    fn pin(&self, expert: ExpertId) -> Result<bool, StoreError> {
+        self.pin_unless(expert, &mut || false)
+    }
+
+    /// The same, and false as soon as `leave_off` says so while the expert is read. Its reads go on then, and
+    /// whoever asks again finds as much of it as there is.
+    ///
+    /// # Errors
+    /// As for [`Self::pin`].
+    fn pin_unless(&self, expert: ExpertId, leave_off: LeaveOff<'_>) -> Result<bool, StoreError>;
 
     /// Unlocks an expert; it stays resident until evicted. True when it was locked.
     fn unpin(&self, expert: ExpertId) -> bool;
@@ -207,7 +230,12 @@ pub trait ExpertStore: Send + Sync + std::fmt::Debug {
 
     /// Reads an expert into transit if there is room, behind what the engine reads. For the start, best first;
     /// does nothing where the kernel keeps transit. True while there was room.
-    fn warm(&self, expert: ExpertId) -> bool;
+    fn warm(&self, expert: ExpertId) -> bool {
+        self.warm_unless(expert, &mut || false) != Warmed::NoRoom
+    }
+
+    /// The same, and back as soon as `leave_off` says so while the expert is read.
+    fn warm_unless(&self, expert: ExpertId, leave_off: LeaveOff<'_>) -> Warmed;
 
     /// Lets so many bytes of memory be taken within the budget that are not held yet, until this is said again;
     /// before, there is no bound. Where transit is page cache, which the kernel takes back by itself, nothing has to
@@ -227,7 +255,8 @@ pub trait ExpertStore: Send + Sync + std::fmt::Debug {
     /// gone; `None` when residency cannot be known.
     fn audit(&self) -> Option<u64>;
 
-    /// Forgets the lock shortfall: what is pinned from now on counts for the next observation.
+    /// Forgets the lock shortfall: what is pinned from now on counts for the next observation. Takes in what has
+    /// ended of reads that were left off.
     fn start_tick(&self);
 
     /// What the books say is held.
@@ -263,6 +292,12 @@ pub trait ExpertStore: Send + Sync + std::fmt::Debug {
 
     /// Residence of every expert, by the books.
     fn residence_into(&self, out: &mut [Residence]);
+
+    /// Reads what of the dense weights is not there, so that locking them takes no time; false as soon as `leave_off`
+    /// says so.
+    fn warm_dense(&self, _leave_off: LeaveOff<'_>) -> bool {
+        true
+    }
 
     /// Locks or unlocks the dense weights. Only while no expert is pinned, since they share pages.
     fn set_dense_locked(&self, lock: bool) -> DenseLock;

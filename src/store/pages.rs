@@ -4,6 +4,7 @@ use nix::errno::Errno;
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 /// Size of a page in bytes.
 pub(super) fn page_bytes() -> usize {
@@ -195,6 +196,15 @@ pub(super) fn resident_pages(range: PageRange, scratch: &mut Vec<u8>) -> Result<
     // SAFETY: `scratch` has one byte a page of the range, which is mapped.
     Errno::result(unsafe { libc::mincore(range.ptr(), range.len, scratch.as_mut_ptr()) })?;
     Ok(scratch.iter().filter(|&&b| b & 1 == 1).count())
+}
+
+/// How often it is asked whether pages that are being read have come.
+pub(super) const COME_STEP: Duration = Duration::from_micros(250);
+
+/// Whether every page of the range is resident, so that locking it reads nothing; true where that cannot be known.
+pub(super) fn have_come(range: PageRange, scratch: &mut Vec<u8>) -> bool {
+    let resident = resident_pages(range, scratch);
+    resident.map_or(true, |resident| resident * page_bytes() == range.len)
 }
 
 #[cfg(test)]

@@ -298,6 +298,17 @@ impl Group {
         }
     }
 
+    /// The group in which the disk of those in a memory group can be throttled: of version 2 that one, since
+    /// nobody is in two there.
+    fn beside(test: &str, memory: &CgroupJoin) -> Option<Self> {
+        if memory.version == 1 {
+            return Self::of(test, "blkio");
+        }
+        let folder = memory.procs.parent()?.to_owned();
+        let _ = std::fs::write(folder.with_file_name("cgroup.subtree_control"), "+io");
+        Some(Self { folder, version: 2 })
+    }
+
     fn write(&self, file: &str, text: &str) {
         let path = self.folder.join(file);
         std::fs::write(&path, text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
@@ -544,11 +555,7 @@ fn a_limit_that_is_lowered_while_it_runs_is_followed() {
         let group = parent.run_group(600_000_000).expect("group");
         let join = group.join();
         let run = long_answer(&own, store, &join);
-        let limit = ["memory.limit_in_bytes", "memory.max"]
-            .map(|file| join.procs.with_file_name(file))
-            .into_iter()
-            .find(|path| path.exists())
-            .expect("limit");
+        let limit = limit_of(&join);
         let status = format!("/proc/{}/status", run.id());
         let before = kb_line(&status, "VmLck").unwrap_or(0);
         for step in (0..=20).rev() {
@@ -569,6 +576,105 @@ fn a_limit_that_is_lowered_while_it_runs_is_followed() {
         ends_as_stock(run, &stock, store, &join);
     }
 }
+
+/// The limit of a group.
+fn limit_of(join: &CgroupJoin) -> PathBuf {
+    ["memory.limit_in_bytes", "memory.max"]
+        .map(|file| join.procs.with_file_name(file))
+        .into_iter()
+        .find(|path| path.exists())
+        .expect("limit")
+}
+
+/// The whole lines of a journal that is being written.
+fn entries(journal: &Path) -> Vec<Entry> {
+    let text = std::fs::read_to_string(journal).unwrap_or_default();
+    let entries = text.lines().map(serde_json::from_str);
+    entries.filter_map(Result::ok).collect()
+}
+
+/// While an expert takes a second to read, the loop leaves off what it was about to pin, and gives memory back
+/// as soon as that is needed.
+#[test]
+fn memory_is_given_back_at_once_while_the_disk_hardly_reads() {
+    let name = "memory_is_given_back_at_once_while_the_disk_hardly_reads";
+    let Some(model) = support::moe(name) else {
+        return;
+    };
+    let Some(parent) = cgroups(name) else {
+        return;
+    };
+    let stock = stock(&model, "200");
+    let own = Copy::of(&model);
+    let map = hotpin::model::ModelMap::open(&own.model).expect("model map");
+    for store in ["mapped", "direct"] {
+        own.evict();
+        let group = parent.run_group(420_000_000).expect("group");
+        let join = group.join();
+        let Some(disk) = Group::beside(name, &join) else {
+            return;
+        };
+        if !disk.throttle(&own.model, FAST) {
+            let path = own.model.display();
+            return eprintln!("SKIPPED {name}: the disk below {path} cannot be throttled");
+        }
+        let journal = own.folder.path().join(store);
+        let path = journal.display().to_string();
+        // Pins are worth having from the start.
+        let profile = own.folder.path().join("profile");
+        support::low_profile(&map).save(&profile).expect("save");
+        let profile = profile.display().to_string();
+        let (tick, keep) = (["--tick-ms", "20"], ["--journal", &path]);
+        let more = [&["--store", store, "--profile", &profile][..], &tick, &keep].concat();
+        let args = support::with_context(greedy(&own.model, PROMPT, "2000", &more));
+        let command = within(&join, &program(args));
+        let run = Answering::begin(within(&disk.join(), &command), 8);
+        wait_until("some experts are locked", || run.locked() > 80_000_000);
+        // An expert has 1.4 MB, and the engine reads beside it.
+        disk.throttle(&own.model, 1_000_000);
+        let limit = limit_of(&join);
+        let set = |bytes: u64| std::fs::write(&limit, bytes.to_string()).is_ok();
+        assert!(set(600_000_000), "a higher limit");
+        wait_until("there is room that takes minutes to fill", || {
+            let entries = entries(&journal);
+            let room = |entry: &Entry| entry.capacity_bytes.saturating_sub(entry.pinned_bytes);
+            entries
+                .last()
+                .is_some_and(|entry| room(entry) > 100_000_000)
+        });
+        std::thread::sleep(Duration::from_secs(1));
+        let (before, first) = (run.locked(), entries(&journal).len());
+        let began = std::time::Instant::now();
+        for step in (0..=20).rev() {
+            let bytes = 180_000_000 + 20_000_000 * step;
+            wait_until("the kernel to take the lower limit", || set(bytes));
+        }
+        let (took, mut after) = (began.elapsed(), 0);
+        wait_until("what is locked is below the limit", || {
+            after = run.locked();
+            after < 120_000_000
+        });
+        let yields = || -> Vec<f64> {
+            let entries = entries(&journal);
+            // Where the capacity no longer falls, nothing was left to give back, and time has gone on.
+            let late = entries.windows(2).skip(first - 1);
+            let late = late.filter(|two| two[1].capacity_bytes < two[0].capacity_bytes);
+            late.filter_map(|two| two[1].yield_ms).collect()
+        };
+        wait_until("the journal has it", || !yields().is_empty());
+        let worst = yields().into_iter().fold(0.0, f64::max);
+        eprintln!(
+            "{store}: {before} bytes locked, {after} after {took:.2?}; given back {} times, after {worst:.0} ms at most",
+            yields().len(),
+        );
+        assert!(worst < 200.0, "{store}: {:?}", yields());
+        disk.throttle(&own.model, FAST);
+        ends_as_stock(run, &stock, store, &join);
+    }
+}
+
+/// No limit to speak of, bytes a second.
+const FAST: u64 = 10_000_000_000;
 
 /// Above `memory.high`, which only version 2 has, whoever allocates is slowed down and made to reclaim, and
 /// nobody is killed.
@@ -661,42 +767,63 @@ fn a_clock_that_is_set_and_a_machine_that_sleeps_change_nothing() {
     }
 }
 
-/// Swap in a file on a loop device, and a program that may lock little: what it holds may be swapped out,
-/// and the text is the same. The whole machine gets the swap, so it is done only where
-/// `HOTPIN_TEST_SWAP=1` allows that.
+/// Runs a program and returns what it said.
+fn done(program: &str, args: &[&str]) -> String {
+    let output = Command::new(program).args(args).output().expect("start");
+    assert!(output.status.success(), "{program} {args:?}: {output:?}");
+    let said = String::from_utf8(output.stdout).expect("UTF-8");
+    said.trim().to_owned()
+}
+
+/// Swap in a file on a loop device, for the whole machine; it goes when this is dropped.
+struct Swap {
+    device: String,
+    _folder: tempfile::TempDir,
+}
+
+impl Swap {
+    /// `None` unless `HOTPIN_TEST_SWAP=1` allows that.
+    fn beside(test: &str, model: &Path) -> Option<Self> {
+        if from_environment("HOTPIN_TEST_SWAP", 0) == 0 {
+            eprintln!("left out: {test}: HOTPIN_TEST_SWAP=1 lets it change the machine's swap");
+            return None;
+        }
+        let folder = tempfile::tempdir_in(model.parent().expect("folder")).expect("temp dir");
+        let file = folder.path().join("swap");
+        let path = file.to_str().expect("UTF-8");
+        done("fallocate", &["-l", "512M", path]);
+        let device = done("losetup", &["--find", "--show", path]);
+        done("mkswap", &[&device]);
+        done("swapon", &[&device]);
+        Some(Self {
+            device,
+            _folder: folder,
+        })
+    }
+}
+
+impl Drop for Swap {
+    fn drop(&mut self) {
+        for (program, option) in [("swapoff", "--verbose"), ("losetup", "--detach")] {
+            let _ = Command::new(program).args([option, &self.device]).output();
+        }
+    }
+}
+
+/// What a program that may lock little holds may be swapped out, and the text is the same.
 #[test]
 fn with_swap_in_a_file_unlocked_memory_is_told_and_the_text_is_the_same() {
     let name = "with_swap_in_a_file_unlocked_memory_is_told_and_the_text_is_the_same";
-    if from_environment("HOTPIN_TEST_SWAP", 0) == 0 {
-        return eprintln!("left out: {name}: HOTPIN_TEST_SWAP=1 lets it change the machine's swap");
-    }
     let Some(model) = support::moe(name) else {
         return;
     };
-    let stock = stock(&model, "20");
-    let folder = tempfile::tempdir_in(model.parent().expect("folder")).expect("temp dir");
-    let file = folder.path().join("swap");
-    let done = |program: &str, args: &[&str]| {
-        let output = Command::new(program).args(args).output().expect("start");
-        assert!(output.status.success(), "{program} {args:?}: {output:?}");
-        String::from_utf8(output.stdout)
-            .expect("UTF-8")
-            .trim()
-            .to_owned()
+    let Some(_swap) = Swap::beside(name, &model) else {
+        return;
     };
-    let path = file.to_str().expect("UTF-8");
-    done("fallocate", &["-l", "512M", path]);
-    let device = done("losetup", &["--find", "--show", path]);
-    done("mkswap", &[&device]);
-    done("swapon", &[&device]);
-    let ran = std::panic::catch_unwind(|| {
-        let doctor = run(["doctor", model.to_str().expect("UTF-8")]).stdout;
-        let args = greedy(&model, PROMPT, "20", &["--capacity", "200MB"]);
-        (doctor, support::without_privilege(8 << 20, &args))
-    });
-    done("swapoff", &[&device]);
-    done("losetup", &["--detach", &device]);
-    let (doctor, ran) = ran.expect("it ran");
+    let stock = stock(&model, "20");
+    let doctor = run(["doctor", model.to_str().expect("UTF-8")]).stdout;
+    let args = greedy(&model, PROMPT, "20", &["--capacity", "200MB"]);
+    let ran = support::without_privilege(8 << 20, &args);
     assert!(doctor.contains("\nwarn  swap "), "{doctor}");
     assert!(ran.stderr.contains("store mapped"), "{ran:?}");
     assert_eq!(ran.success(), stock);

@@ -333,6 +333,69 @@ fn a_load_that_panics_does_not_leave_the_engine_waiting() {
     }
 }
 
+/// Whoever wants an expert pinned may leave off while it is read: then it comes later, one at a time, taken in by
+/// who looks next, also by the engine when it is routed.
+#[test]
+fn a_pin_that_is_left_off_is_taken_in_by_whoever_looks_next() {
+    let name = "a_pin_that_is_left_off_is_taken_in_by_whoever_looks_next";
+    let Some(loaded) = support::loaded(name) else {
+        return;
+    };
+    let tokens = loaded.tokens(102);
+    let stock = bits(&mut loaded.rig(PolicyKind::Off, None, TICK), &tokens, 24);
+    let shape = loaded.map.shape();
+    for uring in [false, true] {
+        let how = DirectOptions {
+            verify: true,
+            uring,
+            ..DirectOptions::default()
+        };
+        let mut rig = direct(
+            &loaded,
+            PolicyKind::Fetch,
+            Some(shape.total_bytes()),
+            NEVER,
+            how,
+        );
+        let store = Arc::clone(rig.store.as_ref().expect("store"));
+        let pin_in_a_moment = |id| store.pin_unless(id, &mut || true).expect("pin");
+        let pinned = || store.held().pinned_bytes;
+        let (first, second) = (shape.id(1, 3), shape.id(2, 5));
+        let mut tries = 0;
+        while !pin_in_a_moment(first) {
+            // Nothing is promised of an expert that is not there.
+            assert_eq!(pinned(), 0);
+            let mut residence = vec![Residence::Absent; shape.total_experts()];
+            store.residence_into(&mut residence);
+            assert_ne!(residence[first.index()], Residence::Pinned);
+            store.start_tick();
+            tries += 1;
+            assert!(tries < 10_000, "it never comes");
+        }
+        // Without io_uring one of its parts is read at a time.
+        assert!(uring || tries == 2, "{tries}");
+        assert_eq!(pinned(), shape.bytes(first));
+        // What was begun comes before what is wanted now.
+        assert!(uring || !pin_in_a_moment(second));
+        assert!(store.pin(shape.id(2, 6)).expect("pin"));
+        assert!(
+            store.pin(second).expect("pin"),
+            "it is there and not pinned"
+        );
+        let left_off = shape.id(0, 1);
+        let has_come = pin_in_a_moment(left_off);
+        assert!(uring || !has_come);
+        // The engine comes upon it in its first layer.
+        assert_eq!(bits(&mut rig, &tokens, 24), stock, "io_uring: {uring}");
+        assert!(has_come || store.pin(left_off).expect("pin"), "it is there");
+        let held: u64 = [first, second, shape.id(2, 6), left_off]
+            .map(|id| shape.bytes(id))
+            .iter()
+            .sum();
+        assert_eq!(pinned(), held);
+    }
+}
+
 /// Everything is at home most of the time, and nobody asks for routing then; capacity that falls a
 /// third takes many away in the middle of it.
 #[test]

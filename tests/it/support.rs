@@ -430,6 +430,12 @@ pub fn copy_tree(from: &Path, to: &Path) {
 
 /// Runs the program without the privilege to lock, under a limit.
 pub fn without_privilege(memlock_bytes: u64, args: &[String]) -> Ran {
+    let output = unprivileged(memlock_bytes, args).output();
+    Ran::of(&output.expect("util-linux is installed"))
+}
+
+/// The program, that is to run like that.
+pub fn unprivileged(memlock_bytes: u64, args: &[String]) -> Command {
     let limit = format!("--memlock={memlock_bytes}");
     let dropped = ["--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock"];
     // Only root has the privilege, and may give it up.
@@ -447,7 +453,7 @@ pub fn without_privilege(memlock_bytes: u64, args: &[String]) -> Ran {
         .args(args)
         .stdin(Stdio::null());
     clean(&mut command);
-    Ran::of(&command.output().expect("util-linux is installed"))
+    command
 }
 
 /// Bytes that the kernel cannot reclaim from a memory cgroup, version 1 or 2.

@@ -78,4 +78,9 @@ fn toys_are_equal_by_seed_and_run() {
     );
     let told = String::from_utf8_lossy(&said.stderr).into_owned();
     assert!(told.contains("answer 12 tokens"), "{told}");
+    let text = String::from_utf8(said.stdout).expect("it can be read");
+    assert!(
+        text.bytes().all(|byte| matches!(byte, b' '..=b'~' | b'\n')),
+        "{text:?}"
+    );
 }

@@ -109,6 +109,23 @@ fn what_the_governor_is_loading_is_waited_for() {
     );
 }
 
+#[test]
+fn what_the_governor_left_off_is_taken_in_by_who_needs_it() {
+    beside(
+        3,
+        3,
+        OPTIONS,
+        |store| use_layer(store, &[0]).expect("expert"),
+        |store| {
+            let mut leave_off = || true;
+            let _ = store.pin_unless(id(0), &mut leave_off);
+            store.start_tick();
+            let _ = store.pin_unless(id(1), &mut leave_off);
+            store.set_capacity(0);
+        },
+    );
+}
+
 /// Panics are not told apart by thread in a model; `live_direct` has the load that panics.
 #[test]
 fn a_load_that_fails_ends_the_wait_for_it() {

@@ -81,7 +81,6 @@ pub(super) struct Books {
     pinned_bytes: u64,
     transit_bytes: u64,
     may_pin: bool,
-    given_up: Vec<ExpertId>,
     /// The engine uses everything.
     held: bool,
     /// Memory that may still be taken fresh.
@@ -140,7 +139,6 @@ impl Books {
             pinned_bytes: 0,
             transit_bytes: 0,
             may_pin: true,
-            given_up: Vec::new(),
             held: false,
             fresh_bytes: u64::MAX,
         })
@@ -237,17 +235,6 @@ impl Books {
         pool.used -= 1;
         self.slots[index] = NO_SLOT;
         self.states[index] = State::Absent;
-    }
-
-    /// Leaves an expert as being read for good: reads into its slot may still be under way, so the
-    /// slot must not be used for anything else.
-    pub(super) fn give_up(&mut self, id: ExpertId) {
-        self.given_up.push(id);
-    }
-
-    /// Whether an expert was given up.
-    pub(super) fn is_given_up(&self, id: ExpertId) -> bool {
-        self.given_up.contains(&id)
     }
 
     /// Gives an absent expert a slot to be read into. There is one for every expert of the class, so

@@ -23,6 +23,7 @@ mod trial;
 use self::books::{Books, State};
 use self::files::ModelFiles;
 use self::geometry::Geometry;
+use self::loading::Loader;
 use self::reader::Reader;
 use self::reading::Engine;
 use self::sums::Sums;
@@ -30,11 +31,11 @@ pub use self::trial::{DiskTrial, try_disk};
 use super::dense::Dense;
 use super::layout::Layout;
 use super::ranks::Ranks;
-use super::{DenseLock, ExpertStore, Fetched, Limitation, Limited, StoreError};
+use super::{DenseLock, ExpertStore, Fetched, LeaveOff, Limitation, Limited, StoreError, Warmed};
 use crate::engine::Learned;
 use crate::model::ModelMap;
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard};
 use hotpin_controllers::{ExpertId, Held, Residence};
 use nix::errno::Errno;
 use std::io;
@@ -91,10 +92,8 @@ impl Default for DirectOptions {
 pub struct DirectStore {
     // Readers before books: they write into the arena until they are dropped.
     engine: Mutex<Engine>,
-    loader: Mutex<Reader>,
+    loader: Mutex<Loader>,
     books: Mutex<Books>,
-    /// Told when the governor's load of an expert ended.
-    loads: Condvar,
     geometry: Geometry,
     files: Arc<ModelFiles>,
     layout: Layout,
@@ -153,9 +152,8 @@ impl DirectStore {
         }
         let store = Self {
             engine: Mutex::new(Engine::new(reader, experts, geometry.most_parts)),
-            loader: Mutex::new(loader),
+            loader: Mutex::new(Loader::new(loader)),
             books: Mutex::new(books),
-            loads: Condvar::new(),
             ranks: Ranks::new(experts),
             shortfall_bytes: AtomicU64::new(0),
             waited_ns: AtomicU64::new(0),
@@ -204,19 +202,24 @@ impl ExpertStore for DirectStore {
 
     fn start_tick(&self) {
         self.shortfall_bytes.store(0, Relaxed);
+        self.take_in_load();
     }
 
-    fn pin(&self, id: ExpertId) -> Result<bool, StoreError> {
+    fn pin_unless(&self, id: ExpertId, leave_off: LeaveOff<'_>) -> Result<bool, StoreError> {
         {
             let mut books = lock(&self.books);
             match books.state(id) {
-                State::Pinned | State::Loading => return Ok(false),
+                State::Pinned => return Ok(false),
+                // Unless the engine reads it.
+                State::Loading => {}
                 State::Transit if books.pin(id) => return Ok(true),
                 State::Transit => return Err(self.not_locked(id, &books)),
                 State::Absent => books.make_room(id, 1, &|index| self.ranks.of(index)),
             }
         }
-        self.bring(id)?;
+        if !self.bring(id, leave_off)? {
+            return Ok(false);
+        }
         let mut books = lock(&self.books);
         // The engine may have evicted it at once; then it was not worth much.
         match books.state(id) {
@@ -235,20 +238,21 @@ impl ExpertStore for DirectStore {
         self.dense.forget_loaded(&self.layout);
     }
 
-    fn warm(&self, id: ExpertId) -> bool {
+    fn warm_unless(&self, id: ExpertId, leave_off: LeaveOff<'_>) -> Warmed {
         {
             let books = lock(&self.books);
-            if books.state(id) != State::Absent {
-                return true;
-            }
-            if !books.has_room(id) {
-                return false;
+            match books.state(id) {
+                State::Transit | State::Pinned => return Warmed::Done,
+                State::Absent if !books.has_room(id) => return Warmed::NoRoom,
+                State::Absent | State::Loading => {}
             }
         }
-        self.give_way();
-        // What cannot be read now is read when it is used, and fails then.
-        let _ = self.bring(id);
-        true
+        self.give_way(leave_off);
+        match self.bring(id, leave_off) {
+            Ok(false) => Warmed::UnderWay,
+            // What cannot be read now is read when it is used, and fails then.
+            Ok(true) | Err(_) => Warmed::Done,
+        }
     }
 
     fn prepare(&self) -> bool {
@@ -313,6 +317,10 @@ impl ExpertStore for DirectStore {
 
     fn residence_into(&self, out: &mut [Residence]) {
         lock(&self.books).residence_into(out);
+    }
+
+    fn warm_dense(&self, leave_off: LeaveOff<'_>) -> bool {
+        self.dense.warm(leave_off)
     }
 
     fn set_dense_locked(&self, lock: bool) -> DenseLock {

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Reads under way at a time. The disk needs two or three to be busy all the time; more only delay
 /// those that are wanted first (docs/performance.md).
@@ -39,6 +40,17 @@ pub(super) struct Done {
     pub(super) owner: (u32, u8),
     /// In words for the user.
     pub(super) result: Result<(), String>,
+}
+
+/// How long to wait for a read to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// Not at all.
+    Not,
+    /// Until one has ended.
+    ForOne,
+    /// Until one has ended, so long at most where the kernel can (since Linux 5.11).
+    AtMost(Duration),
 }
 
 /// Who carries reads out.
@@ -167,12 +179,15 @@ impl Reader {
         Ok(())
     }
 
-    /// Takes in what has ended. With `wait` and something outstanding, waits for at least one.
-    pub(super) fn reap(&mut self, wait: bool, ended: &mut Vec<Done>) -> io::Result<()> {
+    /// Takes in what has ended, and waits as `wait` says where something is outstanding. Without io_uring a
+    /// read that is waited for is carried out, however long that takes.
+    pub(super) fn reap(&mut self, wait: Wait, ended: &mut Vec<Done>) -> io::Result<()> {
         self.start()?;
         match &mut self.way {
             Way::Blocking => {
-                if wait && let Some(read) = self.queue.pop_front() {
+                if wait != Wait::Not
+                    && let Some(read) = self.queue.pop_front()
+                {
                     let result = self.read_now(&read, 0);
                     ended.push(Done {
                         owner: read.owner,
@@ -182,8 +197,14 @@ impl Reader {
                 return Ok(());
             }
             Way::Uring(ring) => {
-                if wait && self.in_flight > 0 && ring.completion().is_empty() {
-                    retry(|| ring.submit_and_wait(1))?;
+                if self.in_flight > 0 && ring.completion().is_empty() {
+                    match wait {
+                        Wait::Not => {}
+                        Wait::AtMost(time) if ring.params().is_feature_ext_arg() => {
+                            wait_within(ring, time)?;
+                        }
+                        Wait::ForOne | Wait::AtMost(_) => retry(|| ring.submit_and_wait(1))?,
+                    }
                 }
             }
         }
@@ -213,8 +234,10 @@ impl Reader {
                 _ => result,
             };
             let result = match usize::try_from(result) {
-                // Interrupted, or too early: asked for again.
-                Err(_) if matches!(-result, libc::EINTR | libc::EAGAIN) => self.read_now(&read, 0),
+                // Interrupted, too early, or given up since the thread that had begun it has ended.
+                Err(_) if matches!(-result, libc::EINTR | libc::EAGAIN | libc::ECANCELED) => {
+                    self.read_now(&read, 0)
+                }
                 Err(_) => Err(self.describe(&read, &io::Error::from_raw_os_error(-result))),
                 Ok(got) if got >= read.least && self.fault != Some(Fault::EarlyEnd) => Ok(()),
                 // Short: the rest is read at once. Rare enough to wait for.
@@ -321,6 +344,17 @@ impl Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         self.drain();
+    }
+}
+
+/// Waits for a read to end, so long at most.
+fn wait_within(ring: &IoUring, time: Duration) -> io::Result<()> {
+    let time = types::Timespec::from(time);
+    let most = types::SubmitArgs::new().timespec(&time);
+    match ring.submitter().submit_with_args(1, &most) {
+        Ok(_) => Ok(()),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR)) => Ok(()),
+        Err(error) => Err(error),
     }
 }
 

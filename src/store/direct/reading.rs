@@ -2,7 +2,7 @@
 
 use super::books::State;
 use super::foresight::{Foresight, MOST_OUTSTANDING};
-use super::reader::{Done, FEW_IN_FLIGHT, MANY_IN_FLIGHT, Reader};
+use super::reader::{Done, FEW_IN_FLIGHT, MANY_IN_FLIGHT, Reader, Wait};
 use super::{DirectStore, Fault, lock};
 use crate::engine::{ExpertArena, Guess, Window};
 use crate::store::Fetched;
@@ -10,7 +10,6 @@ use crate::sync::atomic::Ordering::Relaxed;
 use crate::time::nanos;
 use hotpin_controllers::ExpertId;
 use std::collections::VecDeque;
-use std::sync::PoisonError;
 use std::time::Instant;
 
 /// Missing experts of a layer above which many reads are under way at a time. Below, each is waited for soon.
@@ -71,7 +70,7 @@ impl DirectStore {
     pub(super) fn fetch_layer(&self, experts: &[ExpertId]) -> Result<Fetched, String> {
         let mut engine = lock(&self.engine);
         let engine = &mut *engine;
-        self.take_in(engine, false)?;
+        self.take_in(engine, Wait::Not)?;
         // An expert whose other reads are outstanding is dropped when they have ended, however many
         // layers and decodes later that is.
         let left = &engine.left;
@@ -201,7 +200,7 @@ impl DirectStore {
     }
 
     /// Takes in reads that ended.
-    fn take_in(&self, engine: &mut Engine, wait: bool) -> Result<(), String> {
+    fn take_in(&self, engine: &mut Engine, wait: Wait) -> Result<(), String> {
         let mut ended = std::mem::take(&mut engine.ended);
         let reaped = engine.reader.reap(wait, &mut ended);
         self.engine_reads.fetch_sub(ended.len(), Relaxed);
@@ -270,22 +269,8 @@ impl DirectStore {
     }
 
     fn wait_for_governor(&self, engine: &mut Engine) -> Result<(), String> {
-        let mut books = lock(&self.books);
-        for id in engine.foreign.drain(..) {
-            while books.state(id) == State::Loading {
-                if books.is_given_up(id) {
-                    return Err("an expert that was to be pinned can no longer be read".to_owned());
-                }
-                books = self
-                    .loads
-                    .wait(books)
-                    .unwrap_or_else(PoisonError::into_inner);
-            }
-            if books.state(id) == State::Absent {
-                return Err("an expert that was to be pinned could not be read".to_owned());
-            }
-        }
-        Ok(())
+        let mut foreign = engine.foreign.drain(..);
+        foreign.try_for_each(|id| self.await_load(id))
     }
 }
 
@@ -359,7 +344,7 @@ impl ExpertArena for DirectStore {
             return Ok(true);
         }
         let started = Instant::now();
-        self.take_in(engine, true)?;
+        self.take_in(engine, Wait::ForOne)?;
         self.count_wait(started);
         Ok(true)
     }
@@ -389,7 +374,7 @@ impl ExpertArena for DirectStore {
         let mut started = None;
         while self.options.fault != Some(Fault::SkipWait) && self.awaits(engine, part) {
             started.get_or_insert_with(Instant::now);
-            self.take_in(engine, true)?;
+            self.take_in(engine, Wait::ForOne)?;
         }
         if !engine.foreign.is_empty() {
             started.get_or_insert_with(Instant::now);

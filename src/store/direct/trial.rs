@@ -3,7 +3,7 @@
 use super::DirectOptions;
 use super::arena::Arena;
 use super::files::ModelFiles;
-use super::reader::{Done, FEW_IN_FLIGHT, Read, Reader};
+use super::reader::{Done, FEW_IN_FLIGHT, Read, Reader, Wait};
 use crate::model::ModelMap;
 use std::io;
 use std::sync::Arc;
@@ -121,7 +121,7 @@ pub(super) fn time_reads(
         if reader.outstanding() == 0 {
             break;
         }
-        let reaped = reader.reap(true, &mut ended);
+        let reaped = reader.reap(Wait::ForOne, &mut ended);
         let failed = ended.iter().find_map(|done| done.result.clone().err());
         if let Some(error) = reaped.err().or_else(|| failed.map(io::Error::other)) {
             reader.drain();

@@ -173,6 +173,11 @@ fn published_points_are_met_as_far_as_stated() {
     );
     assert!(deviation("Qwen3-30B-A3B, LRU over 38%").abs() < 0.15);
     assert!(deviation("Qwen3-30B-A3B, 21.6 GB").abs() < 0.5);
+    let reload = deviation("Qwen3-30B-A3B, reload");
+    assert!(
+        (3.0..5.0).contains(&reload),
+        "copies cost their bytes: {reload}"
+    );
     assert!(deviation("  the same where texts keep").abs() < 0.1);
 }
 

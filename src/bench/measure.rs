@@ -17,7 +17,7 @@ use crate::plant::{Rig, RigOptions, Totals, VramOptions};
 use crate::profile::Profile;
 use crate::sensors::{Roots, Sample, Sensors};
 use crate::store::{DirectOptions, StoreKind};
-use crate::time::nanos;
+use crate::time::{millis, nanos};
 use crate::trace::Recorder;
 use anyhow::{Context, Result, bail};
 use hotpin_controllers::{AdaptiveConfig, ModelShape, Moment, PolicyKind};
@@ -119,7 +119,7 @@ fn run(request: &ChildRequest) -> Result<ChildResult> {
         segments.push(meter.segment(&mut rig, policy, name, &work, request)?);
     }
     let shaken = shaking.map(Shaking::end).transpose()?;
-    let mut result = meter.result(request, &rig, map.shape(), segments, load_s);
+    let mut result = meter.result(request, &mut rig, map.shape(), segments, load_s)?;
     result
         .notes
         .extend(shaken.map(|s| format!("`{policy}`: {s}")));
@@ -326,11 +326,11 @@ impl Meter {
     fn result(
         mut self,
         request: &ChildRequest,
-        rig: &Rig<'_>,
+        rig: &mut Rig<'_>,
         shape: &ModelShape,
         segments: Vec<SegmentResult>,
         load_s: f64,
-    ) -> ChildResult {
+    ) -> Result<ChildResult> {
         let status = rig.governor.as_ref().map(crate::governor::Governor::status);
         let mut sha = String::new();
         for byte in std::mem::take(&mut self.hash).finalize() {
@@ -340,7 +340,13 @@ impl Meter {
         if let Some(failed) = status.as_ref().and_then(|s| s.failed.clone()) {
             notes.push(failed);
         }
-        ChildResult {
+        let regulated = status.as_ref().and_then(|status| {
+            let last = status.entry.as_ref()?.vram.as_ref()?;
+            let tokens = rig.session.decoded_tokens();
+            Some(Tier::of(last, status.vram_changes, tokens))
+        });
+        let fixed = rig.end_fixed_pool()?;
+        Ok(ChildResult {
             policy: request.policy.clone(),
             store: rig.store_kind.label().into(),
             load_s: Some(load_s),
@@ -352,15 +358,10 @@ impl Meter {
             logits_sha256: Some(sha),
             capacity_bytes: status.as_ref().map(|s| s.decision.capacity_bytes),
             roofline: roofline(rig, shape),
-            vram: status.as_ref().and_then(|status| {
-                let last = status.entry.as_ref()?.vram.as_ref()?;
-                let totals = rig.counters.totals();
-                let tokens = totals.decode_tokens + totals.prefill_tokens;
-                Some(Tier::of(last, status.vram_changes, tokens))
-            }),
+            vram: regulated.or_else(|| fixed.as_ref().map(Tier::of_pool)),
             shaken: None,
             notes,
-        }
+        })
     }
 }
 
@@ -422,7 +423,7 @@ fn segment_result(
         hit_ratio: books.then(|| change.hits as f64 / routed),
         pinned_hit_ratio: tapped.then(|| change.pinned_hits as f64 / routed),
         read_bytes_per_token: per_token(after.0.read_bytes, before.0.read_bytes),
-        stall_ms_per_token: tapped.then(|| change.stall_ns as f64 / 1e6 / n),
+        stall_ms_per_token: tapped.then(|| millis(change.stall_ns) / n),
         major_faults_per_token: per_token(
             after.0.faults.map(|f| f.major),
             before.0.faults.map(|f| f.major),

@@ -9,7 +9,6 @@ mod generate;
 mod inspect;
 mod journal;
 mod log;
-mod moves;
 mod plan;
 mod profile;
 mod reload;

@@ -148,12 +148,12 @@ pub(super) fn execute(args: &RunArgs, config: &Config) -> Result<ExitCode> {
     )?;
     let _ = writeln!(out);
     drop(out);
-    report(&rig, &generation);
+    report(&mut rig, &generation)?;
     learning.map_or(Ok(()), Learning::finish)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn report(rig: &Rig<'_>, generation: &Generation) {
+fn report(rig: &mut Rig<'_>, generation: &Generation) -> Result<()> {
     let totals = rig.counters.totals();
     common::note(&format!(
         "\nprompt {} tokens in {:.2} s ({:.1} tok/s), answer {} tokens in {:.2} s ({:.1} tok/s){}",
@@ -169,14 +169,24 @@ fn report(rig: &Rig<'_>, generation: &Generation) {
             Stop::End | Stop::Text | Stop::Reader => "",
         }
     ));
+    if let Some(pool) = rig.end_fixed_pool()? {
+        let (hits, misses) = pool.uses();
+        common::note(&format!(
+            "device: a pool of {} for experts, {} slots, {hits} of {} there when routed, {:.1} MiB copied to it",
+            crate::size::format_bytes(pool.bytes),
+            pool.slots,
+            hits + misses,
+            pool.uploaded_bytes() / f64::from(1 << 20),
+        ));
+    }
     let routed = totals.hits + totals.misses;
     if routed == 0 {
-        return;
+        return Ok(());
     }
     #[expect(clippy::cast_precision_loss, reason = "for display")]
     let (hit, stall_s) = (
         totals.hits as f64 / routed as f64,
-        totals.stall_ns as f64 / 1e9,
+        crate::time::seconds(totals.stall_ns),
     );
     if let Some(governor) = &rig.governor {
         let status = governor.status();
@@ -192,4 +202,5 @@ fn report(rig: &Rig<'_>, generation: &Generation) {
             common::note(&format!("device: {}", vram.words()));
         }
     }
+    Ok(())
 }

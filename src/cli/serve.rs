@@ -1,7 +1,6 @@
 //! `hotpin serve`: an OpenAI-compatible HTTP server.
 
 use super::common::{self, Usage};
-use super::moves::Moves;
 use super::{Invocation, reload};
 use crate::config::Config;
 use crate::config::args::{
@@ -12,7 +11,7 @@ use crate::engine::{EngineOptions, Model, Placement};
 use crate::learn::{Learner, Learning};
 use crate::model::ModelMap;
 use crate::plant::{Resumed, Rig, RigOptions};
-use crate::server::{App, Http, Key, Limits, ModelInfo, Phase, Ready, tell};
+use crate::server::{App, Http, Key, Limits, ModelInfo, Moves, Phase, Ready, tell};
 use anyhow::{Context, Result};
 use axum::http::HeaderValue;
 use clap::Args;
@@ -263,16 +262,17 @@ fn serve(
     let moves = Moves {
         app,
         map,
-        policy,
         words: &words,
+        load: &|placement, goes_on| {
+            common::load_watched(map, policy, placement.clone(), &mut |_| goes_on())
+                .map_err(|error| format!("{error:#}"))
+        },
     };
-    let due = moves.serve(Resumed { rig, lost: None }, None)?;
-    let mut next = moves.load_anew(model, due)?;
-    while let Some(due) = next {
-        next = moves.go_on(due)?;
-    }
+    let due = moves.serve(Resumed { rig, lost: None }, None);
+    let served = moves.follow(model, due);
     learning.map_or(Ok(()), Learning::finish)?;
     // After everything is saved: a service manager starts it anew.
+    served?;
     counters
         .halted()
         .map_or(Ok(()), |cause| Err(anyhow::anyhow!("{cause}")))

@@ -63,8 +63,10 @@ impl Device {
     pub fn all() -> Vec<Self> {
         let _ = super::model::backend();
         // SAFETY: no preconditions; indices are below the count.
-        let every = (0..unsafe { sys::ggml_backend_dev_count() })
-            .filter_map(|i| NonNull::new(unsafe_get(i)).map(Self));
+        let every = (0..unsafe { sys::ggml_backend_dev_count() }).filter_map(|index| {
+            // SAFETY: the index is below the count, which never shrinks.
+            NonNull::new(unsafe { sys::ggml_backend_dev_get(index) }).map(Self)
+        });
         every.filter(|device| device.is_graphics()).collect()
     }
 
@@ -168,7 +170,8 @@ impl Device {
     }
 
     /// Whether it multiplies by a tensor of `slots` experts' parts.
-    fn multiplies(self, row: BankRow, slots: u64) -> bool {
+    #[must_use]
+    pub fn multiplies(self, row: BankRow, slots: u64) -> bool {
         let as_i64 = |n: u64| i64::try_from(n).ok();
         let (Some(columns), Some(rows), Some(slots)) =
             (as_i64(row.columns), as_i64(row.rows), as_i64(slots.max(1)))
@@ -249,11 +252,6 @@ impl MemorySource for Device {
             free_bytes: free as u64,
         })
     }
-}
-
-fn unsafe_get(index: usize) -> sys::ggml_backend_dev_t {
-    // SAFETY: the caller counts below `ggml_backend_dev_count`, which never shrinks.
-    unsafe { sys::ggml_backend_dev_get(index) }
 }
 
 /// # Safety

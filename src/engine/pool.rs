@@ -204,11 +204,14 @@ impl Session<'_> {
         let Some(bytes) = order.filter(|&bytes| bytes != self.pool_bytes) else {
             return Ok(());
         };
-        let outcome = self.set_pool(bytes)?;
+        let outcome = self.set_pool(bytes);
         if let Some(tap) = &mut self.tap {
-            tap.get_mut().repooled(&outcome);
+            match &outcome {
+                Ok(outcome) => tap.get_mut().repooled(outcome),
+                Err(error) => tap.get_mut().lost(&error.to_string()),
+            }
         }
-        Ok(())
+        outcome.map(drop)
     }
 }
 

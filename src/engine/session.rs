@@ -34,6 +34,7 @@ pub struct Session<'m> {
     model: &'m Model,
     options: EngineOptions,
     pub(super) position: usize,
+    decoded_tokens: u64,
     pub(super) streams: Option<bool>,
 }
 
@@ -128,6 +129,7 @@ impl<'m> Session<'m> {
             model,
             options: options.clone(),
             position: 0,
+            decoded_tokens: 0,
             streams: None,
         };
         session.attach(false);
@@ -342,6 +344,7 @@ impl<'m> Session<'m> {
             }
             return outcome;
         }
+        self.decoded_tokens += tokens as u64;
         if let Some(tap) = &mut self.tap {
             tap.get_mut().end(tokens, decode_ns);
             let streams = tap.get().sink().is_some_and(RouteSink::streams);
@@ -390,6 +393,12 @@ impl<'m> Session<'m> {
     #[must_use]
     pub fn position(&self) -> usize {
         self.position
+    }
+
+    /// Tokens decoded since it was made, warm-up and prompts included.
+    #[must_use]
+    pub const fn decoded_tokens(&self) -> u64 {
+        self.decoded_tokens
     }
 
     /// Tokens that one sequence holds at most.

@@ -93,6 +93,11 @@ pub trait RouteSink: Send + std::any::Any {
     fn repooled(&mut self, outcome: &Repooled) {
         let _ = outcome;
     }
+
+    /// Is told that no decode can succeed any more, and why.
+    fn lost(&mut self, cause: &str) {
+        let _ = cause;
+    }
 }
 
 /// What a node does with expert weights.
@@ -310,6 +315,13 @@ impl Tap {
     pub(super) fn repooled(&mut self, outcome: &Repooled) {
         if let Some(sink) = &mut self.sink {
             sink.repooled(outcome);
+        }
+    }
+
+    /// Tells the sink that no decode can succeed any more.
+    pub(super) fn lost(&mut self, cause: &str) {
+        if let Some(sink) = &mut self.sink {
+            sink.lost(cause);
         }
     }
 

@@ -23,7 +23,7 @@ pub(super) struct Acted {
     pub(super) transit_bytes: u64,
     /// Transit that an audit found gone, bytes.
     pub(super) lost_bytes: Option<u64>,
-    /// When everything beyond the capacity was given back.
+    /// When everything beyond the capacity had been given back; `None` where that was nothing.
     pub(super) given_back: Option<Instant>,
     /// Where memory had run short: from the last look that found enough until then.
     pub(super) yielded: Option<Duration>,
@@ -43,6 +43,7 @@ pub(super) fn carry_out(
     let mut acted = Acted::default();
     store.start_tick();
     store.publish_ranks(ranks);
+    let held_before = held_bytes(store);
     for action in &decision.unpin {
         if store.unpin(action.expert) {
             acted.unpinned.push(*action);
@@ -50,7 +51,7 @@ pub(super) fn carry_out(
     }
     // After unpinning: what is pinned is not given back, and others may wait for it.
     store.set_capacity(decision.capacity_bytes);
-    acted.given_back = Some(Instant::now());
+    acted.given_back = (held_bytes(store) < held_before).then(Instant::now);
     let first = progress.is_some();
     if first {
         let planned: Vec<_> = decision.pin.iter().map(|a| a.expert).collect();
@@ -71,6 +72,11 @@ pub(super) fn carry_out(
     acted.pinned_bytes = held.pinned_bytes;
     acted.transit_bytes = held.transit_bytes;
     acted
+}
+
+fn held_bytes(store: &dyn ExpertStore) -> u64 {
+    let held = store.held();
+    held.pinned_bytes + held.transit_bytes
 }
 
 /// Fills transit with what ranks next after the pins, so that the first tokens do not wait for it.

@@ -5,6 +5,7 @@ use super::monitor::Page;
 use super::observe::Plant;
 use super::tier::VramEntry;
 use crate::sensors::Sample;
+use crate::time::{millis, seconds};
 use hotpin_controllers::{Action, Ceiling, Decision, ModelShape, Moment, PinLimit, Reason};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
@@ -85,10 +86,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "times and counts far below 2^53"
-    )]
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
     pub(super) fn new(
         now: Moment,
         decision: &Decision,
@@ -115,7 +113,7 @@ impl Entry {
                 .collect()
         };
         Self {
-            t_s: now.ns as f64 / 1e9,
+            t_s: seconds(now.ns),
             capacity_bytes: decision.capacity_bytes,
             binding: decision.binding,
             ceilings: Ceiling::ALL
@@ -131,7 +129,7 @@ impl Entry {
             cgroup_available_bytes: sample.cgroup.map(|c| c.available_bytes),
             decode_tokens: change.decode_tokens,
             hit_ratio: (routed > 0).then(|| change.hits as f64 / routed as f64),
-            stall_ms: change.stall_ns as f64 / 1e6,
+            stall_ms: millis(change.stall_ns),
             major_faults: plant.new_faults(),
             drift: decision.drift,
             pinned: named(&acted.pinned),

@@ -7,6 +7,7 @@ mod dense;
 mod journal;
 mod monitor;
 mod observe;
+mod outcomes;
 mod suspend;
 mod tier;
 mod vram;
@@ -192,25 +193,30 @@ enum Wanted {
     Warm(ExpertId),
 }
 
-/// What goes round the loop, on the governor's thread.
-struct Loop {
+/// What goes round the loop whatever store it acts on.
+struct Ongoing {
     options: GovernorOptions,
-    regulated: Regulated,
     policy: Box<dyn Policy>,
     sensors: Sensors,
     plant: Plant,
     decision: Decision,
     started: Instant,
     shared: Arc<Shared>,
-    residence: Vec<Residence>,
     first_faults: Option<u64>,
     first_stall_us: Option<u64>,
     degraded: DegradedSet,
+    vram: Option<Vram>,
+}
+
+/// What goes round the loop, on the governor's thread.
+struct Loop {
+    ongoing: Ongoing,
+    regulated: Regulated,
+    residence: Vec<Residence>,
     /// What is still to be read because the first decision wanted it, and pinned where it said so.
     wanted: std::vec::IntoIter<Wanted>,
     /// Of that, what was pinned since the last tick.
     early: Vec<Action>,
-    vram: Option<Vram>,
     /// When more than the floors of the reserves was last seen to be available.
     enough: Instant,
 }
@@ -244,25 +250,22 @@ impl Governor {
             under_way: UnderWay::default(),
             store: Mutex::new(Arc::downgrade(&regulated.store)),
         });
-        let started = Instant::now();
-        let mut looped = Loop {
-            sensors: Sensors::open(&options.roots, Moment { ns: 0 }),
-            plant: Plant::new(&regulated.shape),
-            decision: Decision::default(),
-            shared: Arc::clone(&shared),
-            residence: vec![Residence::Absent; regulated.shape.total_experts()],
-            first_faults: None,
-            first_stall_us: None,
-            degraded: DegradedSet::default(),
-            wanted: Vec::new().into_iter(),
-            early: Vec::new(),
-            vram: options.vram.clone().map(Vram::new),
-            enough: started,
-            options,
+        let mut looped = Loop::new(
+            Ongoing {
+                sensors: Sensors::open(&options.roots, Moment { ns: 0 }),
+                plant: Plant::new(&regulated.shape),
+                decision: Decision::default(),
+                started: Instant::now(),
+                shared: Arc::clone(&shared),
+                first_faults: None,
+                first_stall_us: None,
+                degraded: DegradedSet::default(),
+                vram: options.vram.clone().map(Vram::new),
+                options,
+                policy,
+            },
             regulated,
-            policy,
-            started,
-        };
+        );
         if looped.guarded_tick(Some(progress)) {
             return Self::launch(looped);
         }
@@ -275,14 +278,15 @@ impl Governor {
 
     /// Starts the threads.
     fn launch(looped: Loop) -> std::io::Result<Self> {
-        let shared = Arc::clone(&looped.shared);
+        let shared = Arc::clone(&looped.ongoing.shared);
         let mut governor = Self {
             shared: Arc::clone(&shared),
             thread: None,
             watchdog: None,
         };
         let regulated = looped.regulated.clone();
-        let (limit, on_failure) = (looped.options.stuck_after, looped.options.on_failure);
+        let options = &looped.ongoing.options;
+        let (limit, on_failure) = (options.stuck_after, options.on_failure);
         governor.thread = Some(spawn("hotpin-governor", move || looped.run())?);
         let watch = move || watchdog::watch(&shared, &regulated, limit, on_failure);
         governor.watchdog = Some(spawn("hotpin-watchdog", watch)?);
@@ -409,12 +413,24 @@ impl Shared {
 }
 
 impl Loop {
+    /// A loop that nothing waits in yet.
+    fn new(ongoing: Ongoing, regulated: Regulated) -> Self {
+        Self {
+            residence: vec![Residence::Absent; regulated.shape.total_experts()],
+            wanted: Vec::new().into_iter(),
+            early: Vec::new(),
+            enough: Instant::now(),
+            ongoing,
+            regulated,
+        }
+    }
+
     /// Goes round until it is told to stop; `None` after a tick that panicked.
     fn run(mut self) -> Option<Self> {
         // Whoever needs memory may take all of a reserve while this thread waits for a processor.
         let granted = hurry();
         tracing::debug!("the governor's thread is {granted:?}");
-        let mut due = Instant::now() + self.options.tick;
+        let mut due = Instant::now() + self.ongoing.options.tick;
         loop {
             let Some(when) = self.next_tick(due) else {
                 return Some(self);
@@ -424,18 +440,18 @@ impl Loop {
                 return None;
             }
             // A tick that took too long, or a suspended machine, is not caught up with.
-            due = (due + self.options.tick).max(Instant::now());
+            due = (due + self.ongoing.options.tick).max(Instant::now());
         }
     }
 
     /// Waits for the next tick, which comes at `due`, or before when memory runs short. Returns when it
     /// came; `None` when it is time to stop.
     fn next_tick(&mut self, due: Instant) -> Option<Instant> {
-        let tick = self.options.tick;
+        let tick = self.ongoing.options.tick;
         let mut look = Instant::now() + alarm::least_apart(tick);
         loop {
             let wake = look.min(due);
-            if !self.get_ahead(wake) || self.shared.stops_before(wake) {
+            if !self.get_ahead(wake) || self.ongoing.shared.stops_before(wake) {
                 return None;
             }
             if look >= due {
@@ -446,8 +462,11 @@ impl Loop {
                 look = due;
                 continue;
             }
-            let available = self.sensors.available();
-            match alarm::judge(allow(&self.regulated, &self.options.dense, available), tick) {
+            let available = self.ongoing.sensors.available();
+            match alarm::judge(
+                allow(&self.regulated, &self.ongoing.options.dense, available),
+                tick,
+            ) {
                 alarm::Next::Tick => return Some(Instant::now()),
                 alarm::Next::Look(after) => {
                     self.enough = Instant::now();
@@ -461,7 +480,7 @@ impl Loop {
     /// wake up. False when it is time to stop.
     fn get_ahead(&mut self, wake: Instant) -> bool {
         while Instant::now() < wake {
-            if self.shared.stops_before(Instant::now()) {
+            if self.ongoing.shared.stops_before(Instant::now()) {
                 return false;
             }
             let store = &self.regulated.store;
@@ -493,20 +512,20 @@ impl Loop {
 
     fn holds_nothing(&self) -> bool {
         let held = self.regulated.store.held();
-        held.pinned_bytes + held.transit_bytes == 0 && self.options.dense.locked_bytes == 0
+        held.pinned_bytes + held.transit_bytes == 0 && self.ongoing.options.dense.locked_bytes == 0
     }
 
     /// One tick; false when it panicked, and with it the loop has to end.
     fn guarded_tick(&mut self, progress: Option<&mut dyn FnMut(u64, u64)>) -> bool {
-        self.shared.under_way.begin();
+        self.ongoing.shared.under_way.begin();
         let outcome = catch_unwind(AssertUnwindSafe(|| self.tick(progress)));
-        self.shared.under_way.end();
+        self.ongoing.shared.under_way.end();
         if outcome.is_ok() {
             return true;
         }
         // Without control, locked memory must not outlive the reason for it.
         self.regulated.store.unlock_all();
-        let why = match self.options.on_failure {
+        let why = match self.ongoing.options.on_failure {
             OnFailure::GoOn => {
                 "the governor's tick panicked; everything was unlocked and the session goes on without control"
             }
@@ -515,22 +534,22 @@ impl Loop {
             }
         };
         tracing::error!("{why}");
-        if self.options.on_failure == OnFailure::Stop {
+        if self.ongoing.options.on_failure == OnFailure::Stop {
             self.regulated.counters.halt(why.to_owned());
         }
-        lock(&self.shared.status).failed = Some(why.to_owned());
+        lock(&self.ongoing.shared.status).failed = Some(why.to_owned());
         // Whoever waits for a tick is told that there will be none.
-        self.shared.ticks.send_modify(|_| ());
+        self.ongoing.shared.ticks.send_modify(|_| ());
         false
     }
 
     fn tick(&mut self, progress: Option<&mut dyn FnMut(u64, u64)>) {
         let began = Instant::now();
         let now = Moment {
-            ns: nanos(began.duration_since(self.started)),
+            ns: nanos(began.duration_since(self.ongoing.started)),
         };
         let orders = {
-            let mut orders = lock(&self.shared.orders);
+            let mut orders = lock(&self.ongoing.shared.orders);
             let standing = Orders {
                 paused: orders.paused,
                 ..Orders::default()
@@ -538,46 +557,57 @@ impl Loop {
             std::mem::replace(&mut *orders, standing)
         };
         if let Some(control) = &orders.control {
-            self.policy.reconfigure(control);
-            if let Some(vram) = &mut self.vram {
+            self.ongoing.policy.reconfigure(control);
+            if let Some(vram) = &mut self.ongoing.vram {
                 vram.reconfigure(&control.get().vram);
             }
         }
         if let Some(limit) = orders.limit {
-            self.policy.limit_capacity(limit);
-            lock(&self.shared.status).limit = Some(limit);
+            self.ongoing.policy.limit_capacity(limit);
+            lock(&self.ongoing.shared.status).limit = Some(limit);
         }
-        let sample = self.sensors.sample(now);
-        let was_short = allow(&self.regulated, &self.options.dense, sample.available()) == Some(0);
+        let sample = self.ongoing.sensors.sample(now);
+        let was_short = allow(
+            &self.regulated,
+            &self.ongoing.options.dense,
+            sample.available(),
+        ) == Some(0);
         if !was_short {
             self.enough = began;
         }
         self.note_degraded(sample.degraded);
-        self.plant.read(&self.regulated);
-        let change = self.plant.change();
-        if let Some(vram) = &mut self.vram {
+        self.ongoing.plant.read(&self.regulated);
+        let change = self.ongoing.plant.change();
+        if let Some(vram) = &mut self.ongoing.vram {
             let idle = change.decode_tokens == 0 && change.prefill_tokens == 0;
             vram.tick(now, &sample, idle);
         }
-        let covered = self.vram.as_ref().and_then(Vram::covered);
-        let observation =
-            self.plant
-                .observation(&sample, &self.options, &self.regulated.shape, covered);
-        self.policy.tick(&observation, &mut self.decision);
+        let covered = self.ongoing.vram.as_ref().and_then(Vram::covered);
+        let observation = self.ongoing.plant.observation(
+            &sample,
+            &self.ongoing.options,
+            &self.regulated.shape,
+            covered,
+        );
+        self.ongoing
+            .policy
+            .tick(&observation, &mut self.ongoing.decision);
         if orders.paused {
             self.wanted = Vec::new().into_iter();
-            self.decision.pin.clear();
-            self.decision
+            self.ongoing.decision.pin.clear();
+            self.ongoing
+                .decision
                 .unpin
                 .retain(|action| action.reason == Reason::Shrink);
         }
         let mut first = progress;
-        if first.is_some() && self.options.fill == Fill::Beside {
-            let planned: Vec<ExpertId> = self.decision.pin.iter().map(|a| a.expert).collect();
+        if first.is_some() && self.ongoing.options.fill == Fill::Beside {
+            let planned: Vec<ExpertId> =
+                self.ongoing.decision.pin.iter().map(|a| a.expert).collect();
             self.regulated.store.clear_loaded(&planned);
-            let pins = self.decision.pin.drain(..).map(Wanted::Pin);
+            let pins = self.ongoing.decision.pin.drain(..).map(Wanted::Pin);
             // What is there by then is passed over.
-            let others = act::best_first(self.policy.ranks())
+            let others = act::best_first(self.ongoing.policy.ranks())
                 .into_iter()
                 .map(Wanted::Warm);
             self.wanted = pins.chain(others).collect::<Vec<_>>().into_iter();
@@ -586,8 +616,8 @@ impl Loop {
         let decided_ns = nanos(began.elapsed());
         let pinned_bytes = self.regulated.store.held().pinned_bytes;
         let timed = first.is_none();
-        let (sensors, mut lookout) = (&mut self.sensors, alarm::Lookout::new());
-        let (regulated, tick) = (&self.regulated, self.options.tick);
+        let (sensors, mut lookout) = (&mut self.ongoing.sensors, alarm::Lookout::new());
+        let (regulated, tick) = (&self.regulated, self.ongoing.options.tick);
         let (mut reading_since, mut stopped) = (None, false);
         let mut must_stop = |dense: &DenseWeights| {
             // However slowly reading goes on a busy machine, the next tick is not far.
@@ -597,22 +627,24 @@ impl Loop {
             stopped = stopped || is_late || is_short();
             stopped
         };
-        let dense = &mut self.options.dense;
-        if let Some(lock) = dense.change(&sample, self.decision.capacity_bytes, pinned_bytes) {
+        let dense = &mut self.ongoing.options.dense;
+        if let Some(lock) =
+            dense.change(&sample, self.ongoing.decision.capacity_bytes, pinned_bytes)
+        {
             let store = regulated.store.as_ref();
             if !lock || store.warm_dense(&mut || must_stop(dense)) {
                 dense.set(store, lock);
             }
         }
-        if let Some(recording) = &self.options.recording {
-            recording.tick(&observation, &self.decision);
+        if let Some(recording) = &self.ongoing.options.recording {
+            recording.tick(&observation, &self.ongoing.decision);
         }
         let mut acted = act::carry_out(
             self.regulated.store.as_ref(),
             &self.regulated.shape,
-            &self.decision,
-            self.policy.ranks(),
-            &self.plant,
+            &self.ongoing.decision,
+            self.ongoing.policy.ranks(),
+            &self.ongoing.plant,
             first,
             &mut || must_stop(dense),
         );
@@ -623,29 +655,32 @@ impl Loop {
                 "memory ran short; what others need was given back after {yielded:.1?}"
             );
             acted.yielded = Some(yielded);
+        } else if was_short {
+            // Nobody waits for what is not there to be given.
+            self.enough = began;
         }
         self.report(now, &sample, &acted, orders.paused);
         if timed {
             // The tick's own time: what it decides, without the lock calls that carry it out, which
             // depend on how much is locked and are in the journal.
-            let _ = lock(&self.shared.tick_ns).record(decided_ns.max(1_000));
+            let _ = lock(&self.ongoing.shared.tick_ns).record(decided_ns.max(1_000));
         }
     }
 
     /// Says what the sensors can no longer tell, once, and keeps it in the status.
     fn note_degraded(&mut self, now: DegradedSet) {
-        if now == self.degraded {
+        if now == self.ongoing.degraded {
             return;
         }
-        let reasons = self.sensors.degraded();
-        let news = now.since(self.degraded);
+        let reasons = self.ongoing.sensors.degraded();
+        let news = now.since(self.ongoing.degraded);
         for DegradedReason { state, reason } in &reasons {
             if news.contains(*state) {
                 tracing::warn!("{}: {} ({reason})", state.name(), state.meaning());
             }
         }
-        self.degraded = now;
-        lock(&self.shared.status).degraded = reasons;
+        self.ongoing.degraded = now;
+        lock(&self.ongoing.shared.status).degraded = reasons;
     }
 
     fn report(
@@ -657,37 +692,40 @@ impl Loop {
     ) {
         let entry = Entry::new(
             now,
-            &self.decision,
+            &self.ongoing.decision,
             sample,
             acted,
-            &self.plant,
+            &self.ongoing.plant,
             &self.regulated.shape,
-            self.vram.as_ref().map(Vram::entry),
+            self.ongoing.vram.as_ref().map(Vram::entry),
         );
         self.regulated.store.residence_into(&mut self.residence);
-        lock(&self.shared.experts).update(
+        lock(&self.ongoing.shared.experts).update(
             entry.t_s,
             &self.residence,
-            self.policy.scores(),
+            self.ongoing.policy.scores(),
             &acted.pinned,
             &acted.unpinned,
         );
-        lock(&self.shared.journal).push(entry.clone());
-        let mut status = lock(&self.shared.status);
+        lock(&self.ongoing.shared.journal).push(entry.clone());
+        let mut status = lock(&self.ongoing.shared.status);
         status.ticks += 1;
         status.paused = paused;
         status.entry = Some(entry);
-        if let Some(vram) = &self.vram {
+        if let Some(vram) = &self.ongoing.vram {
             status.vram_changes = vram.changed();
             status.vram_curve = vram.curve();
         }
-        status.drift_events += u64::from(self.decision.drift);
+        status.drift_events += u64::from(self.ongoing.decision.drift);
         if let Some(faults) = sample.faults {
-            let first = *self.first_faults.get_or_insert(faults.major);
+            let first = *self.ongoing.first_faults.get_or_insert(faults.major);
             status.major_faults = Some(faults.major.saturating_sub(first));
         }
         if let Some(pressure) = sample.pressure.filter(|pressure| !pressure.psi_absent) {
-            let first = *self.first_stall_us.get_or_insert(pressure.some_total_us);
+            let first = *self
+                .ongoing
+                .first_stall_us
+                .get_or_insert(pressure.some_total_us);
             status.pressure_stall_us = Some(pressure.some_total_us.saturating_sub(first));
         }
         for (swap, actions) in [
@@ -701,13 +739,13 @@ impl Loop {
         for errno in &acted.errnos {
             *status.lock_errnos.entry(errno.clone()).or_default() += 1;
         }
-        status.decision.clone_from(&self.decision);
+        status.decision.clone_from(&self.ongoing.decision);
         status.pinned_bytes = acted.pinned_bytes;
         status.transit_bytes = acted.transit_bytes;
-        status.totals = self.plant.totals();
+        status.totals = self.ongoing.plant.totals();
         status.lock_errors += u64::from(acted.lock_errors);
         let ticks = status.ticks;
         drop(status);
-        self.shared.ticks.send_replace(ticks);
+        self.ongoing.shared.ticks.send_replace(ticks);
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::plant::Outcome;
 use crate::size::format_bytes;
+use crate::time::millis;
 use hotpin_controllers::vram::{ChangeKind, VramCeiling, VramRule};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -42,6 +43,9 @@ pub struct VramEntry {
     /// Bytes of whole layers' experts that are there for good.
     #[serde(default)]
     pub static_bytes: u64,
+    /// The MoE layers that they are of.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub static_layers: Vec<usize>,
     /// What the law gave them, of which whole layers fill a part.
     #[serde(default)]
     pub given_static_bytes: u64,
@@ -147,6 +151,7 @@ impl VramEntry {
             pool_bytes: 3 << 20,
             slots: 3,
             static_bytes: 0,
+            static_layers: Vec::new(),
             given_static_bytes: 0,
             wanted: "reload".into(),
             wanted_bytes: 2 << 20,
@@ -201,7 +206,7 @@ impl From<&Outcome> for VramChange {
                 before_bytes: change.before_bytes,
                 bytes: change.bytes,
                 state_bytes: change.state_bytes,
-                took_ms: ms(change.took_ns),
+                took_ms: millis(change.took_ns),
                 refused: change.refused.clone(),
             },
             Outcome::Placed(change) => Self {
@@ -211,16 +216,11 @@ impl From<&Outcome> for VramChange {
                 before_bytes: change.before.bytes(),
                 bytes: change.now.bytes(),
                 state_bytes: change.state_bytes,
-                took_ms: ms(change.took_ns),
+                took_ms: millis(change.took_ns),
                 refused: change.refused.clone(),
             },
         }
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "times far below 2^53 ns")]
-fn ms(ns: u64) -> f64 {
-    ns as f64 / 1e6
 }
 
 #[cfg(test)]

@@ -273,6 +273,10 @@ impl RouteSink for Feeder {
         }
     }
 
+    fn lost(&mut self, cause: &str) {
+        self.counters.halt(cause.to_owned());
+    }
+
     fn streams(&self) -> bool {
         self.quiet_tokens < STREAMING_MEMORY_TOKENS
     }

@@ -3,14 +3,17 @@
 
 mod counters;
 mod feeder;
+mod fixed;
 mod parked;
 mod rig;
 mod vram;
 
 pub use counters::{Counters, Totals};
 pub use feeder::Feeder;
+pub use fixed::PoolUse;
 pub use parked::{Parked, Resumed};
 pub use rig::{Rig, RigError, RigOptions, VramOptions};
 pub use vram::{
-    Move, Moved, Outcome, Published, VramFeed, VramLink, VramSize, dense_on_device, pool_layout,
+    Move, Moved, Outcome, Published, VramFeed, VramLink, VramSize, check_placed, dense_on_device,
+    pool_layout,
 };

@@ -2,7 +2,7 @@
 //! come back, which a loaded model cannot do. What was learned, the sequences, the journal and whoever
 //! watches stay.
 
-use super::rig::{keeper_of, make_mapped};
+use super::rig::{check_placed, keeper_of, make_mapped};
 use super::{Counters, Feeder, Move, Moved, Rig, RigError, VramFeed, VramLink};
 use crate::engine::{EngineOptions, Kept, Model, Placement, Session};
 use crate::governor::Suspended;
@@ -15,7 +15,7 @@ use hotpin_controllers::vram::{Arrangement, PoolLayout};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long somebody who looks at a store is waited for.
+/// How long somebody may look at a store before it is said that this is waited for.
 const LOOK: Duration = Duration::from_secs(5);
 const LOOK_STEP: Duration = Duration::from_millis(1);
 
@@ -64,6 +64,14 @@ impl<'m> Rig<'m> {
         self.again.as_ref().and_then(|again| again.link.move_due())
     }
 
+    /// Says that an order to load the model anew could not be followed; the rig stays what it is. Nothing was decoded
+    /// since `began`.
+    pub fn refuse_move(&self, order: Move, began: Instant, why: String) {
+        if let Some(again) = &self.again {
+            again.link.refuse(order.to, nanos(began.elapsed()), why);
+        }
+    }
+
     /// Where engine and governor meet over the device's memory, where there is such a tier.
     #[must_use]
     pub fn vram_link(&self) -> Option<Arc<VramLink>> {
@@ -82,10 +90,12 @@ impl<'m> Rig<'m> {
     }
 
     /// Takes the rig apart, so that its model can go: for `order`, which is carried out by
-    /// [`Parked::resume`]. `None`, and the rig is gone, where nothing of it is on a device.
+    /// [`Parked::resume`]. Nothing is decoded since `began`. `None`, and the rig is gone, where nothing of it is on
+    /// a device.
     #[must_use]
-    pub fn park(self, order: Move) -> Option<Parked> {
-        let began = Instant::now();
+    pub fn park(self, order: Move, began: Instant) -> Option<Parked> {
+        // What is not parked is taken apart in the rig's own order.
+        self.again.as_ref()?;
         let Self {
             governor,
             mut session,
@@ -127,16 +137,17 @@ impl<'m> Rig<'m> {
     }
 }
 
-/// Unlocks all that a store holds, and waits until nobody else has it: the mapping that it is over goes.
+/// Unlocks all that a store holds, and waits until nobody else has it: the mapping that it is over goes. Nobody can
+/// reach it any more; who has it already, such as a look for the metrics, is done soon.
 fn end(store: &Arc<dyn ExpertStore>) {
     store.unlock_all();
-    let until = Instant::now() + LOOK;
-    // Metrics may be looking at it.
-    while Arc::strong_count(store) > 1 && Instant::now() < until {
+    let mut say_at = Instant::now() + LOOK;
+    while Arc::strong_count(store) > 1 {
+        if Instant::now() >= say_at {
+            tracing::error!("somebody holds the store of a model that goes; it waits for that");
+            say_at += LOOK;
+        }
         std::thread::sleep(LOOK_STEP);
-    }
-    if Arc::strong_count(store) > 1 {
-        tracing::error!("somebody holds the store of a model that goes");
     }
 }
 
@@ -163,6 +174,7 @@ impl Parked {
         model: &'m Model,
         map: &ModelMap,
     ) -> Result<(Session<'m>, Arc<dyn ExpertStore>, DenseLock), RigError> {
+        check_placed(model, map)?;
         let mut session = Session::new(model, &self.again.engine, true)?;
         session.warm_up()?;
         session.limit_pool(self.pool_limit_bytes);
@@ -188,6 +200,7 @@ impl Parked {
         dense: &DenseLock,
         refused: Option<String>,
     ) -> Resumed<'m> {
+        let placed = !session.model().placement().experts().is_empty();
         let whole = if refused.is_none() {
             self.asked
         } else {
@@ -195,17 +208,13 @@ impl Parked {
         };
         // A pool is made by the next order.
         let now = match whole {
-            Arrangement::Static { .. } => whole,
-            Arrangement::Cpu | Arrangement::Reload { .. } => Arrangement::Cpu,
+            Arrangement::Static { .. } if placed => whole,
+            Arrangement::Static { .. } | Arrangement::Cpu | Arrangement::Reload { .. } => {
+                Arrangement::Cpu
+            }
         };
         let lost = session.take_over(&self.kept).err();
-        let governor = self.governor.and_then(|suspended| {
-            let resumed = suspended.resume(Arc::clone(&store), dense);
-            // Nobody would give memory back any more.
-            resumed
-                .map_err(|e| self.counters.halt(RigError::Thread(e).to_string()))
-                .ok()
-        });
+        // Before the governor decides again.
         let vram = self.vram.map(|mut vram| {
             vram.moved(Moved {
                 asked: self.asked,
@@ -217,6 +226,13 @@ impl Parked {
                 refused,
             });
             vram
+        });
+        let governor = self.governor.and_then(|suspended| {
+            let resumed = suspended.resume(Arc::clone(&store), dense);
+            // Nobody would give memory back any more.
+            resumed
+                .map_err(|e| self.counters.halt(RigError::Thread(e).to_string()))
+                .ok()
         });
         let blocks: Vec<u32> = map.layers().iter().map(|l| l.block).collect();
         let feeder = Feeder::new(
@@ -239,6 +255,7 @@ impl Parked {
             limitations: self.limitations,
             notes: self.notes,
             again: Some(self.again),
+            fixed_pool: None,
         };
         Resumed { rig, lost }
     }

@@ -1,11 +1,11 @@
 //! A session with everything that regulates it, put together in the order that is safe and taken
 //! apart in the reverse one.
 
+use super::fixed::FixedPool;
 use super::parked::Again;
 use super::{Counters, Feeder, VramFeed, VramLink, VramSize, dense_on_device, pool_layout};
 use crate::engine::{
-    Device, EngineError, EngineOptions, ExpertArena, Learned, MemorySource, Model, Placement, Poll,
-    Session,
+    EngineError, EngineOptions, ExpertArena, Learned, MemorySource, Model, Placement, Poll, Session,
 };
 use crate::governor::{
     DenseWeights, Fill, Governor, GovernorOptions, Journal, OnFailure, Regulated, STUCK_AFTER,
@@ -19,9 +19,9 @@ use crate::store::{
     MappedStore, Speeds, StoreError, StoreKind, TransitKeeper,
 };
 use crate::trace::{Recorder, Recording};
-use hotpin_controllers::Moment;
 use hotpin_controllers::config::{AdaptiveConfig, VramConfig};
 use hotpin_controllers::policy::{BuildError, PolicyKind, build};
+use hotpin_controllers::{ExpertId, Moment};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -117,6 +117,9 @@ pub enum RigError {
         "--store direct: llama.cpp copies experts to the graphics device out of the model file's mapping, which store direct does not fill; use --store mapped with --gpu-layers"
     )]
     DirectOnDevice,
+    /// Experts that the device does not compute with.
+    #[error("--gpu-experts: {0}; leave that block's experts on the host")]
+    TooLarge(String),
     /// Which node selects experts is not known.
     #[error(
         "--gpu-layers: block {block} of this model has several nodes of the router's name, and on a device it cannot be told which of them selects the experts; run it on the CPU"
@@ -162,6 +165,8 @@ pub struct Rig<'m> {
     pub notes: Vec<String>,
     /// With what it is put together again over a model that was loaded anew.
     pub(super) again: Option<Again>,
+    /// The pool that nobody regulates.
+    pub(super) fixed_pool: Option<FixedPool>,
 }
 
 /// How idle threads wait under a policy: see docs/control.md.
@@ -181,6 +186,14 @@ pub(super) fn keeper_of(policy: PolicyKind) -> TransitKeeper {
     }
 }
 
+/// Before llama.cpp would abort.
+pub(super) fn check_placed(model: &Model, map: &ModelMap) -> Result<(), RigError> {
+    let Some(device) = model.device() else {
+        return Ok(());
+    };
+    super::check_placed(map, model.placement(), device).map_err(RigError::TooLarge)
+}
+
 impl<'m> Rig<'m> {
     /// Creates the session, learns the graph, locks the dense weights, makes the first decision and
     /// starts the loop. `progress` is told bytes pinned and bytes planned.
@@ -193,6 +206,7 @@ impl<'m> Rig<'m> {
         options: RigOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, RigError> {
+        check_placed(model, map)?;
         let mut engine = options.engine.clone();
         engine.poll = poll_of(options.policy);
         let tapped = options.policy != PolicyKind::Off && map.is_moe();
@@ -220,6 +234,7 @@ impl<'m> Rig<'m> {
             limitations: Vec::new(),
             notes: Vec::new(),
             again: None,
+            fixed_pool: None,
         };
         if !map.is_moe() {
             rig.notes.push("this is a dense model: every weight is used for every token, so there is nothing to pin".into());
@@ -231,22 +246,6 @@ impl<'m> Rig<'m> {
             rig.fix_pool(map, device, options.vram.size)?;
         }
         Ok(rig)
-    }
-
-    /// Makes a pool that nobody regulates.
-    fn fix_pool(&mut self, map: &ModelMap, device: Device, size: VramSize) -> Result<(), RigError> {
-        let VramSize::Bytes(bytes) = size else {
-            return Ok(());
-        };
-        let fail = |cause: String| RigError::NoPool { bytes, cause };
-        let layout = pool_layout(map, self.session.model().placement(), device)
-            .map_err(|e| fail(e.to_string()))?;
-        self.session.limit_pool(layout.largest_bytes());
-        layout.plan(bytes).map_err(|e| fail(e.to_string()))?;
-        match self.session.set_pool(bytes)?.refused {
-            Some(cause) => Err(fail(cause)),
-            None => Ok(()),
-        }
     }
 
     /// The tier in the device's memory: the engine's side of it and the governor's.
@@ -287,14 +286,15 @@ impl<'m> Rig<'m> {
             self.notes
                 .extend(said.map(|said| format!("--vram {}: {said}", format_bytes(bytes))));
         }
+        if !options.vram.moves && placement.experts().is_empty() {
+            self.notes.push(
+                "whole layers' experts stay on the host: only `hotpin serve` loads the model anew to place them, and --gpu-experts places them at the start".into(),
+            );
+        }
         self.session.limit_pool(most_bytes);
         let link = Arc::new(VramLink::default());
         let config = VramConfig {
             limit_bytes,
-            // Whole layers are placed when a model is loaded; what the user placed stays where it is.
-            allow_static: options.control.vram.allow_static
-                && options.vram.moves
-                && placement.experts().is_empty(),
             ..options.control.vram.clone()
         };
         let feed = VramFeed::new(
@@ -305,6 +305,8 @@ impl<'m> Rig<'m> {
         );
         let part = VramPart {
             link,
+            // Whole layers are placed when a model is loaded; what the user placed stays where it is.
+            can_move: options.vram.moves && placement.experts().is_empty(),
             source: options
                 .vram
                 .source
@@ -350,10 +352,11 @@ impl<'m> Rig<'m> {
         }
         let placement = self.session.model().placement();
         let layout = Layout::placed(map, learned, placement)?;
-        let slices_per_expert = layout
-            .slices()
-            .len()
-            .div_ceil(map.shape().total_experts().max(1));
+        let experts = (0..map.shape().total_experts()).filter_map(|id| u32::try_from(id).ok());
+        let slices_per_expert = experts
+            .map(|id| layout.slices_of(ExpertId(id)).len())
+            .max()
+            .unwrap_or(0);
         let mut dense = DenseWeights::new(layout.dense_bytes(), &options.control.capacity);
         let now = Moment::default();
         let room = dense.fit(&Sensors::open(&Roots::default(), now).sample(now));

@@ -3,7 +3,7 @@
 
 use crate::engine::{BankRow, Device, Placement, Repooled};
 use crate::model::{ModelMap, MoeLayer, Role, TensorKind};
-use crate::size::{SizeError, parse_size};
+use crate::size::{SizeError, format_bytes, parse_size};
 use hotpin_controllers::config::VramConfig;
 use hotpin_controllers::vram::{
     Arrangement, DeviceLayout, LayerLayout, LayoutError, PoolLayout, PoolTotals, Routed,
@@ -148,8 +148,9 @@ impl Default for VramLink {
 }
 
 impl VramLink {
-    /// Asks for a pool of `bytes`, 0 for none, from the next decode on.
+    /// Asks for a pool of `bytes`, 0 for none, from the next decode on, and for nothing else any more.
     pub fn order(&self, bytes: u64) {
+        self.set_move(None);
         self.order_bytes.store(bytes, Relaxed);
     }
 
@@ -159,10 +160,26 @@ impl VramLink {
         self.set_move(None);
     }
 
-    /// Asks for the model to be loaded anew.
+    /// Asks for the model to be loaded anew, and for nothing else any more.
     pub fn order_move(&self, to: Move) {
         self.order_bytes.store(NONE, Relaxed);
         self.set_move(Some(to));
+    }
+
+    /// Takes back an order to load the model anew that could not be followed, and tells why. What there is
+    /// stays.
+    pub(super) fn refuse(&self, asked: Arrangement, took_ns: u64, why: String) {
+        let now = self.applied();
+        self.withdraw();
+        self.published().changes.push(Outcome::Placed(Moved {
+            asked,
+            before: now,
+            now,
+            ended: None,
+            state_bytes: 0,
+            took_ns,
+            refused: Some(why),
+        }));
     }
 
     fn set_move(&self, order: Option<Move>) {
@@ -216,6 +233,8 @@ pub struct VramFeed {
     tracker: Tracker,
     link: Arc<VramLink>,
     shape: ModelShape,
+    /// Whether each expert of the layer in hand is in the pool.
+    held: Vec<bool>,
     unpublished: u32,
     /// What came of orders that could not be published at once.
     waiting: Vec<Outcome>,
@@ -236,6 +255,7 @@ impl VramFeed {
             tracker: Tracker::new(layout, Arrangement::Cpu, config),
             link,
             shape,
+            held: Vec::new(),
             unpublished: 0,
             waiting: Vec::new(),
             fresh: true,
@@ -247,15 +267,14 @@ impl VramFeed {
     pub fn route(&mut self, layer: usize, ids: &[i32], tokens: usize, fetched: &mut Vec<ExpertId>) {
         // Who is there is asked before the routing changes it.
         let shape = &self.shape;
-        let held: Vec<bool> = self.tracker.pool().map_or_else(Vec::new, |pool| {
-            fetched
-                .iter()
-                .map(|&id| pool.holds(layer, shape.place(id).1))
-                .collect()
-        });
+        self.held.clear();
+        if let Some(pool) = self.tracker.pool() {
+            let held = |id: &ExpertId| pool.holds(layer, shape.place(*id).1);
+            self.held.extend(fetched.iter().map(held));
+        }
         if let Routed::Pooled { .. } = self.tracker.route(layer, ids, tokens) {
-            let mut held = held.into_iter();
-            fetched.retain(|_| !held.next().unwrap_or(false));
+            let mut held = self.held.iter();
+            fetched.retain(|_| !held.next().copied().unwrap_or(false));
         }
     }
 
@@ -403,21 +422,48 @@ fn layers_slots(layers: &[LayerLayout], like: &LayerLayout) -> u64 {
     alike.map(|layer| u64::from(layer.experts)).sum::<u64>() + 1
 }
 
-/// Bytes that a bank of this tensor may have at most; `None` where the device sets no bound that
-/// matters.
-fn bank_bytes(device: Device, tensor: TensorLayout, most: u64) -> Option<u64> {
-    let row = BankRow {
+/// Says which of the layers whose experts a placement puts on the device have too large a tensor for it: there
+/// llama.cpp would abort the process.
+///
+/// # Errors
+/// What it is, in words.
+pub fn check_placed(map: &ModelMap, placement: &Placement, device: Device) -> Result<(), String> {
+    let placed = |layer: &&MoeLayer| placement.experts().contains(&layer.block);
+    for layer in map.layers().iter().filter(placed) {
+        for tensor in tensors_of(map, layer) {
+            let experts = u64::from(layer.experts);
+            if !device.multiplies(row_of(&tensor), experts) {
+                return Err(format!(
+                    "{} computes with no tensor as large as one of the experts of block {}, {}",
+                    device.name(),
+                    layer.block,
+                    format_bytes(tensor.expert_bytes * experts)
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+const fn row_of(tensor: &TensorLayout) -> BankRow {
+    BankRow {
         ty: tensor.ggml_type,
         columns: tensor.columns,
         rows: tensor.rows,
-    };
-    let slots = device.most_slots(row, most);
+    }
+}
+
+/// Bytes that a bank of this tensor may have at most; `None` where the device sets no bound that
+/// matters.
+fn bank_bytes(device: Device, tensor: TensorLayout, most: u64) -> Option<u64> {
+    let slots = device.most_slots(row_of(&tensor), most);
     // One byte less than the first size that is refused.
     (slots < most).then(|| ((slots + 1) * tensor.expert_bytes).saturating_sub(1))
 }
 
-fn layer_layout(map: &ModelMap, placement: &Placement, layer: &MoeLayer) -> LayerLayout {
-    let tensors = layer
+/// The tensors of a layer's routed experts that are multiplied by.
+fn tensors_of(map: &ModelMap, layer: &MoeLayer) -> Vec<TensorLayout> {
+    layer
         .parts
         .iter()
         .filter(|part| part.weight && part.role != Role::Other)
@@ -430,13 +476,16 @@ fn layer_layout(map: &ModelMap, placement: &Placement, layer: &MoeLayer) -> Laye
                 expert_bytes: part.slice_bytes,
             }
         })
-        .collect();
+        .collect()
+}
+
+fn layer_layout(map: &ModelMap, placement: &Placement, layer: &MoeLayer) -> LayerLayout {
     let pooled = placement.holds_block(layer.block) && !placement.experts().contains(&layer.block);
     LayerLayout {
         device: pooled.then_some(0),
         experts: layer.experts,
         top_k: layer.top_k,
-        tensors,
+        tensors: tensors_of(map, layer),
     }
 }
 
@@ -448,4 +497,49 @@ pub fn dense_on_device(map: &ModelMap, placement: &Placement) -> u64 {
         .filter(|t| t.kind == TensorKind::Dense && !placement.on_host(&t.info.name))
         .map(|t| t.info.bytes)
         .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Arrangement, Move, NONE, Outcome, Relaxed, VramLink};
+
+    #[test]
+    fn a_later_order_takes_the_place_of_an_earlier_one() {
+        let link = VramLink::default();
+        let there = Move {
+            to: Arrangement::Static { bytes: 5 },
+            both_fit: true,
+        };
+        let ordered = |link: &VramLink| (link.order_bytes.load(Relaxed), link.move_due());
+        link.order(7);
+        link.order_move(there);
+        assert_eq!(ordered(&link), (NONE, Some(there)));
+        // Others need the memory: what was to be loaded must not be.
+        link.order(3);
+        assert_eq!(ordered(&link), (3, None));
+        link.order_move(there);
+        link.withdraw();
+        assert_eq!(ordered(&link), (NONE, None));
+    }
+
+    #[test]
+    fn what_is_refused_is_told_and_changes_nothing() {
+        let link = VramLink::default();
+        link.pool_bytes.store(9, Relaxed);
+        let asked = Arrangement::Static { bytes: 5 };
+        link.order_move(Move {
+            to: asked,
+            both_fit: true,
+        });
+        link.refuse(asked, 11, "no room".into());
+        assert_eq!(link.move_due(), None);
+        assert_eq!(link.applied(), Arrangement::Reload { pool_bytes: 9 });
+        let told = std::mem::take(&mut link.published().changes);
+        let [Outcome::Placed(moved)] = &told[..] else {
+            panic!("{told:?}");
+        };
+        assert_eq!((moved.asked, moved.took_ns), (asked, 11));
+        assert_eq!((moved.now, moved.before), (link.applied(), link.applied()));
+        assert_eq!(moved.refused.as_deref(), Some("no room"));
+    }
 }

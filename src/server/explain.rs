@@ -99,10 +99,12 @@ fn sentence(layer: usize, expert: u32, standing: &Standing, tier: Option<&VramEn
     let there = tier.map_or_else(String::new, |tier| {
         format!(" The graphics device has {}.", tier.words())
     });
-    stands(layer, expert, standing) + &there
+    let placed = tier.is_some_and(|tier| tier.static_layers.contains(&layer));
+    stands(layer, expert, standing, placed) + &there
 }
 
-fn stands(layer: usize, expert: u32, standing: &Standing) -> String {
+/// Where an expert is; `placed` ones are on the device for good, so that the store has nothing of them.
+fn stands(layer: usize, expert: u32, standing: &Standing, placed: bool) -> String {
     let fate = &standing.fate;
     let since = fate.since_s.map_or_else(
         || "since the start".to_owned(),
@@ -113,6 +115,11 @@ fn stands(layer: usize, expert: u32, standing: &Standing) -> String {
         standing.score,
         standing.better + 1
     );
+    if placed {
+        return format!(
+            "{now}. It is in the graphics device's memory, as all of its layer, and not in this machine's."
+        );
+    }
     let unpinned = fate
         .unpinned
         .as_ref()
@@ -180,6 +187,17 @@ mod tests {
             },
             ..pinned
         };
+        let placed = VramEntry {
+            static_layers: vec![1],
+            ..VramEntry::example()
+        };
+        let text = sentence(1, 7, &evicted, Some(&placed));
+        assert!(
+            text.contains("memory, as all of its layer") && !text.contains("evicted"),
+            "{text}"
+        );
+        let text = sentence(2, 7, &evicted, Some(&placed));
+        assert!(text.contains("evicted at 9.0 s"), "{text}");
         let text = sentence(1, 7, &evicted, Some(&VramEntry::example()));
         for words in [
             "evicted at 9.0 s, because",

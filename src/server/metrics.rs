@@ -2,8 +2,9 @@
 
 use super::app::{App, Phase, Ready};
 use super::degraded;
-use super::stats::{Outcome, TOKEN_BOUNDS_S, seconds};
+use super::stats::{Outcome, TOKEN_BOUNDS_S};
 use crate::governor::{Monitor, Status, VramEntry};
+use crate::time::seconds;
 use hdrhistogram::Histogram;
 use hotpin_controllers::Ceiling;
 use hotpin_controllers::vram::VramCeiling;

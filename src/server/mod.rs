@@ -11,6 +11,7 @@ mod explain;
 mod http;
 mod job;
 mod metrics;
+mod moves;
 pub mod openai;
 mod queue;
 mod scheduler;
@@ -21,6 +22,7 @@ mod tick;
 mod watchdog;
 
 pub use app::{App, Key, Limits, ModelInfo, Phase, Ready};
+pub use moves::{Due, Load, Lost, Moves};
 pub use queue::{End, Queue};
 pub use scheduler::{Desk, Scheduler, Stopped};
 pub use stats::Stats;

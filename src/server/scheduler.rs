@@ -120,7 +120,7 @@ impl<'s, 'm> Scheduler<'s, 'm> {
             self.stats.round();
             self.drop_the_gone();
             if let Some(end) = self.queue.end() {
-                self.turn_away();
+                turn_away(&self.queue, &self.stats, &Failure::Shutdown);
                 if end == End::Now {
                     self.fail_all(&Failure::Shutdown);
                 }
@@ -156,14 +156,6 @@ impl<'s, 'm> Scheduler<'s, 'm> {
 
     fn running(&self) -> usize {
         self.slots.iter().filter(|s| s.active.is_some()).count()
-    }
-
-    /// Answers the jobs that wait: they will not be served.
-    fn turn_away(&mut self) {
-        while let Some(job) = self.queue.take() {
-            self.stats.ended(Outcome::Failed);
-            let _ = job.output.send(Event::Failed(Failure::Shutdown));
-        }
     }
 
     /// Gives jobs to sequences that are free.
@@ -310,15 +302,7 @@ impl<'s, 'm> Scheduler<'s, 'm> {
 
     /// Counts a job that ends. Before its client is told, so that who asks afterwards finds it.
     fn book(&self, active: &Active, outcome: Outcome) {
-        let (usage, timings) = active.spent();
-        self.stats.ended(outcome);
-        self.stats.remember(Finished {
-            id: active.job.id.clone(),
-            at_s: self.began.elapsed().as_secs_f64(),
-            outcome,
-            usage,
-            timings,
-        });
+        book(&self.stats, self.began, active, outcome);
         self.stats.set_running(self.running());
     }
 
@@ -340,6 +324,44 @@ impl<'s, 'm> Scheduler<'s, 'm> {
             self.slots[index].forget(self.session);
             self.end(index, Outcome::Failed, Some(failure(error)));
         }
+    }
+}
+
+impl Desk {
+    /// Whether no job waits for the next session.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.slots.iter().all(|slot| slot.active.is_none())
+    }
+
+    /// Ends all jobs, those of the queue as well: no session follows.
+    pub fn close(self, queue: &Queue, stats: &Stats, why: &Failure) {
+        for active in self.slots.into_iter().filter_map(|slot| slot.active) {
+            book(stats, self.began, &active, Outcome::Failed);
+            let _ = active.job.output.send(Event::Failed(why.clone()));
+        }
+        stats.set_running(0);
+        turn_away(queue, stats, why);
+    }
+}
+
+fn book(stats: &Stats, began: Instant, active: &Active, outcome: Outcome) {
+    let (usage, timings) = active.spent();
+    stats.ended(outcome);
+    stats.remember(Finished {
+        id: active.job.id.clone(),
+        at_s: began.elapsed().as_secs_f64(),
+        outcome,
+        usage,
+        timings,
+    });
+}
+
+/// Answers the jobs that wait: they will not be served.
+fn turn_away(queue: &Queue, stats: &Stats, why: &Failure) {
+    while let Some(job) = queue.take() {
+        stats.ended(Outcome::Failed);
+        let _ = job.output.send(Event::Failed(why.clone()));
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the server counts: requests, tokens, and how long a token took.
 
 use super::job::{Timings, Usage};
+use crate::time::seconds;
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -202,11 +203,6 @@ impl Stats {
             sum_s: seconds(self.token_ns.load(Relaxed)),
         }
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "times far below 2^53 ns")]
-pub(super) fn seconds(ns: u64) -> f64 {
-    ns as f64 / 1e9
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use super::degraded::{InForce, in_force};
 use super::stats::Counts;
 use crate::governor::{Entry, Monitor};
 use crate::plant::Totals;
+use crate::time::millis;
 use hotpin_controllers::{PressureCause, Residence};
 use serde::Serialize;
 
@@ -164,7 +165,6 @@ fn milli_of_us(us: u64) -> f64 {
     us as f64 / 1e3
 }
 
-#[expect(clippy::cast_precision_loss, reason = "times far below 2^53 ns")]
 fn running(totals: &Totals, counts: &Counts) -> RunningTotals {
     RunningTotals {
         decode_tokens: counts.generated_tokens,
@@ -173,8 +173,8 @@ fn running(totals: &Totals, counts: &Counts) -> RunningTotals {
         pinned_hits: totals.pinned_hits,
         misses: totals.misses,
         fetch_bytes: totals.fetch_bytes,
-        stall_ms: totals.stall_ns as f64 / 1e6,
-        decode_ms: totals.decode_ns as f64 / 1e6,
+        stall_ms: millis(totals.stall_ns),
+        decode_ms: millis(totals.decode_ns),
         ..RunningTotals::default()
     }
 }

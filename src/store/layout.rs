@@ -113,10 +113,18 @@ impl Layout {
                 ranks[at] = rank;
             }
         }
+        let elsewhere: Vec<bool> = map
+            .layers()
+            .iter()
+            .map(|layer| placement.experts().contains(&layer.block))
+            .collect();
         let mut slices = Vec::new();
         let mut first = Vec::with_capacity(shape.total_experts() + 1);
         for expert in 0..shape.total_experts() {
             first.push(index_u32(slices.len()));
+            if elsewhere[shape.place(ExpertId(index_u32(expert))).0] {
+                continue;
+            }
             let mut own = map.expert_slices(ExpertId(index_u32(expert))).to_vec();
             own.sort_by_key(|s| ranks[s.tensor as usize]);
             for s in own {
@@ -149,11 +157,6 @@ impl Layout {
                 .collect()
         };
         let experts_of_tensor = of_tensors(TensorKind::Expert);
-        let elsewhere = map
-            .layers()
-            .iter()
-            .map(|layer| placement.experts().contains(&layer.block))
-            .collect();
         let files = map
             .shards()
             .iter()
@@ -188,7 +191,7 @@ impl Layout {
         &self.shape
     }
 
-    /// All slices, grouped by expert.
+    /// All slices, grouped by expert; none of experts that are elsewhere.
     #[must_use]
     pub fn slices(&self) -> &[SliceAt] {
         &self.slices

@@ -1,35 +1,16 @@
 //! The control of the pool: another program takes the device's memory, and gives it back.
 
+use crate::rigged::{
+    Device, NEVER, PATIENCE, RESERVE, TICK, TOTAL, locked_bytes, quick, rig, tier,
+};
 use crate::support::{options, toy};
-use hotpin::engine::MemorySource;
-use hotpin::governor::{OnFailure, VramEntry};
-use hotpin::plant::{Rig, RigOptions, VramOptions, VramSize};
+use hotpin::governor::VramEntry;
+use hotpin::plant::{Rig, RigOptions, VramSize};
 use hotpin::store::StoreKind;
-use hotpin_controllers::vram::DeviceMemory;
-use hotpin_controllers::{AdaptiveConfig, PolicyKind, Residence};
+use hotpin_controllers::{PolicyKind, Residence};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
-
-/// A device of 4 GiB of which a hog and the session's own pool hold some.
-#[derive(Debug, Default)]
-pub struct Device {
-    pub hog_bytes: AtomicU64,
-    pub pool_bytes: AtomicU64,
-}
-
-pub const TOTAL: u64 = 4 << 30;
-const RESERVE: u64 = 512 << 10;
-
-impl MemorySource for Device {
-    fn memory(&self) -> Option<DeviceMemory> {
-        let held = self.hog_bytes.load(Relaxed) + self.pool_bytes.load(Relaxed);
-        Some(DeviceMemory {
-            total_bytes: TOTAL,
-            free_bytes: TOTAL.saturating_sub(held),
-        })
-    }
-}
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 /// Decodes until the last tick is as wanted.
 fn until(
@@ -48,68 +29,12 @@ fn until(
             rig.session.decode(&[token]).expect("decode");
             device.pool_bytes.store(rig.session.pool_bytes(), Relaxed);
         }
-        let entry = rig.governor.as_ref().expect("regulated").status().entry;
-        let tier = entry.and_then(|e| e.vram).expect("a tier");
+        let tier = tier(rig).expect("a tier");
         if wanted(&tier) && tier.pool_bytes == rig.session.pool_bytes() {
             return tier;
         }
-        assert!(
-            began.elapsed() < Duration::from_secs(60),
-            "{what}: {tier:?}"
-        );
+        assert!(began.elapsed() < PATIENCE, "{what}: {tier:?}");
     }
-}
-
-pub fn quick() -> AdaptiveConfig {
-    let mut control = AdaptiveConfig::default();
-    // Toy sizes and times: the law's own are made for GB and days.
-    let vram = &mut control.vram;
-    vram.reserve_bytes = RESERVE;
-    vram.quiet_hold_s = 0.2;
-    vram.quiet_hold_max_s = 0.4;
-    vram.rise_filter_s = 0.0;
-    vram.growth_factor = 1000.0;
-    vram.dwell_s = 0.0;
-    vram.confirm_s = 0.0;
-    vram.retry_s = 0.2;
-    vram.slack_share = 0.0;
-    vram.cover_tokens = 8.0;
-    // A software device is slower than the processor; here only memory is to decide.
-    vram.allow_cpu = false;
-    control.pins.transit_floor_bytes = 0;
-    control
-}
-
-fn rig<'m>(
-    alone: &'m crate::support::Alone,
-    device: &Arc<Device>,
-    size: VramSize,
-    control: AdaptiveConfig,
-) -> Rig<'m> {
-    rig_with(alone, device, size, control, Duration::from_millis(20))
-}
-
-/// A rig on the toy, whose model may be loaded anew.
-pub fn rig_with<'m>(
-    alone: &'m crate::support::Alone,
-    device: &Arc<Device>,
-    size: VramSize,
-    control: AdaptiveConfig,
-    tick: Duration,
-) -> Rig<'m> {
-    let toy = alone.toy;
-    let options = RigOptions {
-        control,
-        tick,
-        on_failure: OnFailure::Stop,
-        vram: VramOptions {
-            size,
-            source: Some(Arc::clone(device) as Arc<dyn MemorySource>),
-            moves: true,
-        },
-        ..RigOptions::new(PolicyKind::Adaptive, StoreKind::Auto, options())
-    };
-    Rig::assemble(&toy.model, &toy.map, options, &mut |_, _| {}).expect("rig")
 }
 
 #[test]
@@ -119,7 +44,7 @@ fn a_hog_gets_the_memory_and_the_pool_comes_back() {
     };
     let layout = alone.toy.layout();
     let device = Arc::new(Device::default());
-    let mut rig = rig(&alone, &device, VramSize::Auto, quick());
+    let mut rig = rig(&alone, &device, VramSize::Auto, quick(), TICK);
     assert_eq!(rig.store_kind, StoreKind::Mapped);
     let tokens = alone.toy.tokens(8);
     let full = layout.largest_bytes();
@@ -167,7 +92,7 @@ fn sizes_are_kept_to_and_none_is_none() {
         (VramSize::Bytes(1), 0),
     ] {
         let device = Arc::new(Device::default());
-        let mut rig = rig(&alone, &device, size, quick());
+        let mut rig = rig(&alone, &device, size, quick(), TICK);
         let tier = until(&mut rig, &device, &tokens, "size", |t| {
             t.pool_bytes <= most && (t.pool_bytes > 0) == (most > 0)
         });
@@ -177,7 +102,7 @@ fn sizes_are_kept_to_and_none_is_none() {
         }
     }
     let device = Arc::new(Device::default());
-    let rig = rig(&alone, &device, VramSize::Off, quick());
+    let rig = rig(&alone, &device, VramSize::Off, quick(), TICK);
     assert!(!rig.session.has_pool());
 }
 
@@ -189,32 +114,11 @@ fn direct_is_refused_by_name() {
     let toy = alone.toy;
     let options = RigOptions {
         control: quick(),
-        tick: Duration::from_secs(3600),
-        on_failure: OnFailure::Stop,
+        tick: NEVER,
         ..RigOptions::new(PolicyKind::Adaptive, StoreKind::Direct, options())
     };
     let error = Rig::assemble(&toy.model, &toy.map, options, &mut |_, _| {}).expect_err("refused");
     assert!(error.to_string().contains("--store direct"), "{error}");
-}
-
-/// Bytes of the model's mapping that the kernel has locked.
-fn locked_bytes(path: &std::path::Path) -> u64 {
-    let name = path.to_str().expect("UTF-8");
-    let smaps = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
-    let mut ours = false;
-    let mut sum = 0;
-    for line in smaps.lines() {
-        if let Some(first) = line.split_whitespace().next()
-            && first.contains('-')
-            && !first.ends_with(':')
-        {
-            ours = line.ends_with(name);
-        } else if let (true, Some(rest)) = (ours, line.strip_prefix("Locked:")) {
-            let kib: u64 = rest.trim().trim_end_matches(" kB").parse().expect("a size");
-            sum += kib * 1024;
-        }
-    }
-    sum
 }
 
 #[test]
@@ -227,7 +131,7 @@ fn pins_are_released_for_the_pool_and_taken_back() {
     let mut control = quick();
     // Not all experts have room in RAM: what the pool has need not be among them.
     control.capacity.limit_bytes = Some(toy.map.expert_bytes() * 3 / 4);
-    let mut rig = rig(&alone, &device, VramSize::Auto, control);
+    let mut rig = rig(&alone, &device, VramSize::Auto, control, TICK);
     let tokens = toy.tokens(32);
     device.hog_bytes.store(TOTAL, Relaxed);
     until(&mut rig, &device, &tokens, "no pool", |t| t.pool_bytes == 0);
@@ -247,11 +151,7 @@ fn pins_are_released_for_the_pool_and_taken_back() {
                 rig.session.decode(&[token]).expect("decode");
                 device.pool_bytes.store(rig.session.pool_bytes(), Relaxed);
             }
-            assert!(
-                began.elapsed() < Duration::from_secs(60),
-                "{what}: {}",
-                pinned(rig)
-            );
+            assert!(began.elapsed() < PATIENCE, "{what}: {}", pinned(rig));
         }
         pinned(rig)
     };

@@ -1,20 +1,16 @@
 //! Whole layers' experts that go to the device for good while a session runs, and come back.
 
-use crate::hog::{Device, TOTAL, quick, rig_with};
+use crate::rigged::{Device, NEVER, PATIENCE, TICK, TOTAL, locked_bytes, quick, rig, tier};
 use crate::support::{Toy, bits, toy};
 use hotpin::engine::Model;
-use hotpin::governor::VramEntry;
 use hotpin::plant::{Move, Resumed, Rig, VramSize};
 use hotpin_controllers::vram::{Arrangement, ChangeKind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
-
-/// Never ticks by itself: what is ordered is the test's.
-const NEVER: Duration = Duration::from_secs(3600);
+use std::time::Instant;
 
 /// Bytes of the last two layers' experts.
-fn two_layers(toy: &Toy) -> u64 {
+pub fn two_layers(toy: &Toy) -> u64 {
     let bytes = toy.layout().host_bytes() / 2;
     assert_eq!(toy.layout().static_layers(bytes), [2, 3]);
     bytes
@@ -26,7 +22,7 @@ fn follow(toy: &Toy, rig: Rig<'_>, order: Move, refused: Option<&str>) -> Rig<'s
         None => rig.placement_of(&toy.map, order.to),
         Some(_) => rig.session.model().placement().clone(),
     };
-    let parked = rig.park(order).expect("on a device");
+    let parked = rig.park(order, Instant::now()).expect("on a device");
     // Tests end with the process.
     let model = Model::open_placed(toy.map.path(), placement, |_| true).expect("model");
     let model: &'static Model = Box::leak(Box::new(model));
@@ -34,31 +30,6 @@ fn follow(toy: &Toy, rig: Rig<'_>, order: Move, refused: Option<&str>) -> Rig<'s
     let Resumed { rig, lost } = resumed.expect("resumed");
     assert_eq!(lost, None);
     rig
-}
-
-/// Bytes of the mappings of a file that are locked. Several models map it here, and what `smaps` calls locked is
-/// each one's share.
-fn mapped_and_locked(path: &std::path::Path) -> u64 {
-    let name = path.to_str().expect("UTF-8");
-    let smaps = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
-    let (mut size, mut sum) = (0, 0);
-    for line in smaps.lines() {
-        let mut words = line.split_whitespace();
-        match words.next() {
-            Some(range) if !range.ends_with(':') => {
-                let ends = range.split_once('-').expect("a range");
-                let at = |hex| u64::from_str_radix(hex, 16).expect("an address");
-                size = if line.ends_with(name) {
-                    at(ends.1) - at(ends.0)
-                } else {
-                    0
-                };
-            }
-            Some("VmFlags:") if words.any(|flag| flag == "lo") => sum += size,
-            _ => {}
-        }
-    }
-    sum
 }
 
 fn apart(a: &[u32], b: &[u32]) -> f32 {
@@ -76,7 +47,7 @@ fn layers_go_to_the_device_and_come_back_with_the_sequence() {
     let toy = alone.toy;
     let device = Arc::new(Device::default());
     let tokens = toy.tokens(24);
-    let mut stays = rig_with(&alone, &device, VramSize::Off, quick(), NEVER);
+    let mut stays = rig(&alone, &device, VramSize::Off, quick(), NEVER);
     let expected: Vec<Vec<u32>> = tokens
         .iter()
         .map(|token| {
@@ -85,7 +56,7 @@ fn layers_go_to_the_device_and_come_back_with_the_sequence() {
         })
         .collect();
     drop(stays);
-    let mut rig = rig_with(&alone, &device, VramSize::Auto, quick(), NEVER);
+    let mut rig = rig(&alone, &device, VramSize::Auto, quick(), NEVER);
     let link = rig.vram_link().expect("a tier");
     assert_eq!(rig.move_due(), None);
     let bytes = two_layers(toy);
@@ -121,7 +92,7 @@ fn layers_go_to_the_device_and_come_back_with_the_sequence() {
         let (on_device, here) = (toy.map.shape().id(3, 0), toy.map.shape().id(0, 0));
         assert_eq!(store.pin(on_device).expect("pin"), !is_there);
         assert!(store.pin(here).expect("pin"));
-        assert_eq!(store.locked_bytes(), mapped_and_locked(toy.map.path()));
+        assert_eq!(store.locked_bytes(), locked_bytes(toy.map.path()));
         assert_eq!(rig.session.position(), 6 * (part + 1));
     }
     eprintln!("a sequence that moves there and back: logits at most {most} apart");
@@ -136,11 +107,10 @@ fn a_hog_gets_back_what_whole_layers_take() {
     let toy = alone.toy;
     let device = Arc::new(Device::default());
     let tokens = toy.tokens(8);
-    let tick = Duration::from_millis(20);
     let mut control = quick();
     // Only what must be given up is; which arrangement is faster is not asked here.
     control.vram.confirm_s = 3600.0;
-    let mut rig = rig_with(&alone, &device, VramSize::Auto, control, tick);
+    let mut rig = rig(&alone, &device, VramSize::Auto, control, TICK);
     let there = Move {
         to: Arrangement::Static {
             bytes: two_layers(toy),
@@ -152,24 +122,19 @@ fn a_hog_gets_back_what_whole_layers_take() {
     assert!(rig.session.pool_bytes() > 0);
     rig = follow(toy, rig, there, None);
     device.pool_bytes.store(there.to.bytes(), Relaxed);
-    let seen = |rig: &Rig<'_>| -> Option<VramEntry> {
-        let status = rig.governor.as_ref().expect("regulated").status();
-        assert!(status.failed.is_none());
-        status.entry.and_then(|entry| entry.vram)
-    };
     let began = Instant::now();
     let decode = |rig: &mut Rig<'_>, what: &str| {
-        assert!(began.elapsed() < Duration::from_secs(60), "{what}");
+        assert!(began.elapsed() < PATIENCE, "{what}");
         rig.session.clear();
         rig.session.decode(&tokens[..4]).expect("prompt");
         rig.session.decode(&tokens[4..5]).expect("decode");
     };
-    while seen(&rig).is_none_or(|tier| tier.arrangement != "static") {
+    while tier(&rig).is_none_or(|tier| tier.arrangement != "static") {
         decode(&mut rig, "the tier is told");
     }
-    let tier = seen(&rig).expect("a tier");
-    assert_eq!(tier.static_bytes, there.to.bytes());
-    assert_eq!(tier.pool_bytes, 0);
+    let told = tier(&rig).expect("a tier");
+    assert_eq!(told.static_bytes, there.to.bytes());
+    assert_eq!(told.pool_bytes, 0);
     device.hog_bytes.store(TOTAL, Relaxed);
     let order = loop {
         if let Some(order) = rig.move_due() {
@@ -180,7 +145,7 @@ fn a_hog_gets_back_what_whole_layers_take() {
     assert!(order.to.bytes() < there.to.bytes(), "{order:?}");
     rig = follow(toy, rig, order, None);
     device.pool_bytes.store(0, Relaxed);
-    while seen(&rig).is_none_or(|tier| tier.arrangement != "cpu") {
+    while tier(&rig).is_none_or(|tier| tier.arrangement != "cpu") {
         decode(&mut rig, "it is told");
     }
     let recent = rig.governor.as_ref().expect("regulated").recent(10_000);

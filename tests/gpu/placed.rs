@@ -1,8 +1,13 @@
 //! Weights on the host and on the device.
 
+use crate::program::program;
+use crate::rigged::{Device, NEVER, quick, rig_over};
 use crate::support::{bits, options, toy};
+use hotpin::demo::{ToyArgs, build_toy};
 use hotpin::engine::{GpuLayers, Model, Placement, Session, Token};
+use hotpin::plant::VramSize;
 use hotpin::store::Layout;
+use std::sync::Arc;
 
 /// Tokens chosen greedily after a prompt, and the logits of the first choice.
 fn greedy(session: &mut Session<'_>, prompt: &[Token], count: usize) -> (Vec<Token>, Vec<u32>) {
@@ -94,4 +99,59 @@ fn layouts_leave_out_what_is_on_the_device() {
     assert_eq!(layout.dense_bytes(), table);
     let rest = toy.map.dense_bytes() - table;
     assert_eq!(hotpin::plant::dense_on_device(&toy.map, &placement), rest);
+}
+
+#[test]
+fn a_session_needs_no_experts_in_host_memory() {
+    let Some(alone) = toy("a_session_needs_no_experts_in_host_memory") else {
+        return;
+    };
+    let toy = alone.toy;
+    let placement = Placement::new(&toy.map, GpuLayers::All).with_experts([0, 1, 2, 3]);
+    let model = Model::open_placed(toy.map.path(), placement, |_| true).expect("model");
+    let device = Arc::new(Device::default());
+    let mut rig = rig_over(&model, &toy.map, &device, VramSize::Off, quick(), NEVER);
+    let store = rig.store.clone().expect("store");
+    rig.session.decode(&toy.tokens(4)).expect("decode");
+    let totals = rig.counters.totals();
+    assert_eq!((totals.misses, totals.fetch_bytes), (0, 0));
+    assert!(!store.pin(toy.map.shape().id(0, 0)).expect("pin"));
+}
+
+#[test]
+fn layers_that_are_too_large_for_the_device_are_refused_by_name() {
+    let name = "layers_that_are_too_large_for_the_device_are_refused_by_name";
+    let Some(alone) = toy(name) else { return };
+    // Mesa's software device bears 128 MiB in one tensor, cards 2 GiB and more.
+    if alone.toy.device.largest_tensor_bytes(1 << 28).is_none() {
+        eprintln!("{name}: this device bears more than what is worth making");
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let output = folder.path().join("large.gguf");
+    build_toy(&ToyArgs {
+        layers: 1,
+        experts: 128,
+        top_k: 2,
+        width: 1024,
+        expert_width: 1024,
+        seed: 1,
+        output: output.clone(),
+        force: false,
+    })
+    .expect("toy");
+    // In a process of its own: llama.cpp would end it.
+    let path = output.to_str().expect("UTF-8");
+    let args = [
+        "run", path, "--raw", "-p", "A", "-n", "1", "-c", "64", "-t", "1", "--vram", "off",
+    ];
+    let ran = program(args.iter().chain(&["--gpu-experts", "all"]))
+        .output()
+        .expect("run");
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert_eq!(ran.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("--gpu-experts") && said.contains("the experts of block 0, 136 MiB"),
+        "{said}"
+    );
 }

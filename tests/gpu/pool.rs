@@ -2,6 +2,9 @@
 
 use crate::support::{Toy, bits, options, sums, toy};
 use hotpin::engine::Session;
+use hotpin::plant::{Rig, RigOptions, VramOptions, VramSize};
+use hotpin::store::StoreKind;
+use hotpin_controllers::PolicyKind;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
@@ -282,4 +285,39 @@ fn the_tap_changes_no_choice_and_its_cost_is_reported() {
     for (a, b) in with.iter().zip(&without) {
         assert_eq!(likeliest(a), likeliest(b));
     }
+}
+
+#[test]
+fn a_pool_that_nobody_regulates_is_told_by_llama_cpps_own_count() {
+    let Some(alone) = toy("a_pool_that_nobody_regulates_is_told_by_llama_cpps_own_count") else {
+        return;
+    };
+    let toy = alone.toy;
+    let layout = toy.layout();
+    let half = layout.least_bytes().midpoint(layout.largest_bytes());
+    let options = RigOptions {
+        vram: VramOptions {
+            size: VramSize::Bytes(half),
+            ..VramOptions::default()
+        },
+        ..RigOptions::new(PolicyKind::Off, StoreKind::Auto, options())
+    };
+    let mut rig = Rig::assemble(&toy.model, &toy.map, options, &mut |_, _| {}).expect("rig");
+    let tokens = toy.tokens(24);
+    for token in &tokens {
+        rig.session.decode(&[*token]).expect("decode");
+    }
+    let used = rig.end_fixed_pool().expect("ended").expect("a pool");
+    let (hits, misses) = used.uses();
+    eprintln!("{used:?}");
+    assert_eq!((used.bytes, used.tokens), (half, 24));
+    // Two experts in each of four layers.
+    assert_eq!(hits + misses, 24 * 8);
+    assert!(hits > 0 && misses > 0 && used.slots > 0);
+    let uploaded = toy.map.expert_bytes() / 32 * misses;
+    #[expect(clippy::cast_precision_loss, reason = "a few MiB")]
+    let apart = (used.uploaded_bytes() - uploaded as f64).abs();
+    assert!(apart < 16384.0, "{apart} bytes of {uploaded}");
+    assert_eq!(rig.end_fixed_pool().expect("nothing"), None);
+    rig.session.decode(&tokens[..1]).expect("goes on");
 }

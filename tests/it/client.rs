@@ -1,6 +1,6 @@
 //! A server of the real program, and a client that can also misbehave.
 
-use super::support::{THREADS, program};
+use super::program::{THREADS, program};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -40,8 +40,13 @@ impl Server {
 
     fn spawn(model: &Path, more: &[&str], env: &[(&str, &str)]) -> Self {
         let model = model.to_str().expect("UTF-8 path");
-        let fixed = ["serve", model, "--port", "0", "-t", THREADS, "-c", "512"];
-        let mut child = program(fixed.iter().chain(more))
+        let fixed = ["serve", model, "--port", "0", "-c", "512"];
+        let threads: &[&str] = if more.contains(&"-t") {
+            &[]
+        } else {
+            &["-t", THREADS]
+        };
+        let mut child = program(fixed.iter().chain(threads).chain(more))
             .envs(env.iter().copied())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())

@@ -1,93 +1,12 @@
 //! A server whose control loop has ended before its time.
 
-use super::client::{Answer, PATIENCE};
+use super::in_process::begin;
 use super::support;
-use hotpin::engine::Model;
-use hotpin::engine::chat::Chat;
-use hotpin::plant::Rig;
-use hotpin::server::{App, End, Http, Key, Limits, ModelInfo, Phase, Ready, Scheduler};
+use hotpin::server::{End, Scheduler};
 use hotpin_controllers::PolicyKind;
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::io::{BufRead, BufReader};
 use std::sync::Arc;
-use std::time::Instant;
-
-/// A client in this process.
-pub struct Client(SocketAddr);
-
-impl Client {
-    pub fn begin(&self, method: &str, path: &str, body: &str) -> TcpStream {
-        let mut stream = TcpStream::connect(self.0).expect("connect");
-        stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
-        let request = format!(
-            "{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\nauthorization: Bearer k\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-            self.0,
-            body.len()
-        );
-        stream.write_all(request.as_bytes()).expect("write");
-        stream
-    }
-
-    pub fn ask(&self, method: &str, path: &str, body: &str) -> Answer {
-        Answer::read(self.begin(method, path, body))
-    }
-}
-
-/// What a server over a rig is ready with.
-fn ready(loaded: &support::Loaded, rig: &Rig<'_>, monitor: hotpin::governor::Monitor) -> Ready {
-    // The server's own handle of the model, which renders and tokenises prompts.
-    let model = Arc::new(Model::load(loaded.map.path(), |_| true).expect("load"));
-    Ready {
-        chat: Chat::new(&model, None).expect("template"),
-        n_ctx: rig.session.n_ctx(),
-        info: ModelInfo {
-            id: "tiny".into(),
-            file_bytes: 0,
-            architecture: String::new(),
-            expert_bytes: 0,
-            token_cycle_bytes: 0,
-            policy: PolicyKind::Adaptive,
-            store: None,
-            n_ctx: rig.session.n_ctx(),
-            parallel: 1,
-            n_batch: 512,
-            n_ubatch: 512,
-            threads: 1,
-        },
-        monitor: Some(monitor),
-        limitations: rig.limitations.clone(),
-        counters: Arc::clone(&rig.counters),
-        shape: Some(loaded.map.shape().clone()),
-        blocks: loaded
-            .map
-            .layers()
-            .iter()
-            .map(|layer| layer.block)
-            .collect(),
-        since: Instant::now(),
-        model,
-    }
-}
-
-/// A server in this process over a rig, with its client.
-pub fn begin(
-    loaded: &support::Loaded,
-    rig: &Rig<'_>,
-    monitor: hotpin::governor::Monitor,
-) -> (Arc<App>, Http, Client) {
-    let app = Arc::new(App::new(
-        "tiny".into(),
-        Some(Key::new("k")),
-        true,
-        Limits::default(),
-    ));
-    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
-    let client = Client(listener.local_addr().expect("address"));
-    let http = Http::start(&app, listener, &[]).expect("start");
-    app.enter(Phase::Ready(Arc::new(ready(loaded, rig, monitor))));
-    (app, http, client)
-}
 
 #[test]
 fn a_loop_that_has_ended_is_told_takes_no_orders_and_requests_are_still_served() {
@@ -100,7 +19,7 @@ fn a_loop_that_has_ended_is_told_takes_no_orders_and_requests_are_still_served()
     support::wait_until("the governor to fail", || {
         governor.status().failed.is_some()
     });
-    let (app, http, client) = begin(&loaded, &rig, governor.monitor());
+    let (app, http, client) = begin(&loaded.map, &rig, governor.monitor());
     for (path, body) in [
         ("/api/control/pause", ""),
         ("/api/control/resume", ""),

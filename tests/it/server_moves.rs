@@ -1,52 +1,29 @@
 //! Requests that outlive the session that they began on, as when the model is loaded anew.
 
-use super::server_ended::{Client, begin};
+use super::in_process::{Client, begin};
 use super::support;
 use hotpin::engine::{Model, Session};
 use hotpin::plant::{Move, VramLink};
 use hotpin::server::{Desk, End, Scheduler, Stopped};
 use hotpin_controllers::PolicyKind;
 use hotpin_controllers::vram::Arrangement;
-use serde_json::{Value, json};
-use std::io::{BufRead, BufReader};
+use serde_json::json;
 use std::sync::Arc;
 
 const TOKENS: u32 = 24;
 
-/// A chat answer, streamed; `order` is given after its first few pieces. Returns its text, and what error
-/// ended it.
+/// A chat answer, streamed; an order is given after its first few pieces.
 fn stream(client: &Client, link: Option<&VramLink>) -> (String, Option<String>) {
     let body = json!({"messages": [{"role": "user", "content": "Count the ships."}],
         "max_tokens": TOKENS, "temperature": 0, "stream": true, "cache_prompt": false});
-    let answer = BufReader::new(client.begin("POST", "/v1/chat/completions", &body.to_string()));
-    let (mut text, mut error, mut pieces) = (String::new(), None, 0);
-    for line in answer.lines() {
-        let line = line.expect("read");
-        let Some(data) = line.strip_prefix("data: ") else {
-            continue;
-        };
-        let Ok(event) = serde_json::from_str::<Value>(data) else {
-            continue;
-        };
-        if let Some(said) = event["error"]["message"].as_str() {
-            error = Some(said.to_owned());
-        }
-        text.push_str(
-            event["choices"][0]["delta"]["content"]
-                .as_str()
-                .unwrap_or(""),
-        );
-        pieces += 1;
-        if pieces == 4
-            && let Some(link) = link
-        {
+    client.stream("/v1/chat/completions", &body, |pieces| {
+        if let Some(link) = link.filter(|_| pieces == 4) {
             link.order_move(Move {
                 to: Arrangement::Static { bytes: 1 },
                 both_fit: true,
             });
         }
-    }
-    (text, error)
+    })
 }
 
 #[test]
@@ -58,7 +35,7 @@ fn requests_go_on_with_another_session_and_say_what_they_would_have_said() {
     let mut rig = loaded.rig(PolicyKind::Fetch, None, support::NEVER);
     let monitor = rig.governor.as_ref().expect("regulated").monitor();
     assert!(monitor.store().is_some());
-    let (app, http, client) = begin(&loaded, &rig, monitor);
+    let (app, http, client) = begin(&loaded.map, &rig, monitor);
     let link = Arc::new(VramLink::default());
     let queue = Arc::clone(&app.queue);
     let asking = {

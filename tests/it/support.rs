@@ -1,5 +1,8 @@
 //! What the tests of the running engine share: the test model, the program, and the kernel's books.
 
+pub use super::program::{THREADS, clean, program};
+
+use super::program::model_file;
 use hotpin::bench::cgroup::CgroupParent;
 use hotpin::bench::protocol::CgroupJoin;
 use hotpin::engine::{EngineOptions, Model, Session, Token};
@@ -29,22 +32,6 @@ use std::time::{Duration, Instant};
 
 /// A time between ticks that no test lives to see: only the first tick happens.
 pub const NEVER: Duration = Duration::from_secs(3600);
-
-/// Compute threads of the tests: one, which no busy machine keeps waiting at a barrier.
-pub const THREADS: &str = "1";
-
-fn model_file(variable: &str, name: &str) -> PathBuf {
-    std::env::var_os(variable).map_or_else(
-        || {
-            let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
-            let cache = std::env::var_os("XDG_CACHE_HOME")
-                .map(PathBuf::from)
-                .or(home);
-            cache.unwrap_or_default().join("hotpin/models").join(name)
-        },
-        PathBuf::from,
-    )
-}
 
 fn present(test: &str, path: PathBuf) -> Option<PathBuf> {
     if path.is_file() {
@@ -320,25 +307,6 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
         );
         std::thread::sleep(Duration::from_millis(5));
     }
-}
-
-/// The program with these arguments, cut off from this process's own settings.
-pub fn program<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_hotpin"));
-    command.args(args).stdin(Stdio::null());
-    clean(&mut command);
-    command
-}
-
-/// Removes the settings that the program would take from the environment.
-pub fn clean(command: &mut Command) {
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("HOTPIN_") {
-            command.env_remove(name);
-        }
-    }
-    // No settings file of whoever runs the tests.
-    command.env("HOTPIN_CONFIG", "/dev/null");
 }
 
 /// What came of a run of the program.

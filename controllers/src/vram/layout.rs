@@ -160,8 +160,8 @@ impl PoolLayout {
     }
 
     /// The MoE layers whose experts lie in VRAM as a whole when `bytes` are given to that, split among
-    /// the devices as a pool would be: on each device as many as fit, from its last layer on.
-    /// Ascending.
+    /// the devices as a pool would be: on each device as many as fit, from its last layer on, those left out of
+    /// which a tensor is larger than a bank may be. Ascending.
     #[must_use]
     pub fn static_layers(&self, bytes: u64) -> Vec<usize> {
         let part = |weight: &f64| bytes as f64 * weight / self.weight_sum;
@@ -170,6 +170,9 @@ impl PoolLayout {
         let mut closed = vec![false; self.devices.len()];
         for (number, layer) in self.layers.iter().enumerate().rev() {
             let Some(device) = layer.device else { continue };
+            if !self.devices[device].bears(layer) {
+                continue;
+            }
             let need = layer.bytes() as f64;
             if closed[device] || need > left[device] {
                 closed[device] = true;

@@ -7,6 +7,7 @@ use crate::engine::{EngineOptions, Model, Poll, Session, Token};
 use crate::model::ModelMap;
 use crate::plant::{Rig, RigOptions};
 use crate::store::StoreKind;
+use crate::time::seconds;
 use anyhow::{Context, Result, ensure};
 use hotpin_controllers::PolicyKind;
 use procfs::Current;
@@ -176,9 +177,9 @@ fn direct(
     let share = cycle_bytes / (cycle_bytes + engine_bytes as f64);
     let layer_s = compute_s * share / map.shape().layers() as f64;
     let hidden_s = layer_s * (1.0 - 1.0 / PARTS) * waited as f64;
-    let stall_s = starved.stall_ns as f64 / 1e9;
+    let stall_s = seconds(starved.stall_ns);
     let bytes_per_s = read_bytes / (stall_s + hidden_s);
-    let computing_s = starved.decode_ns as f64 / 1e9 - stall_s;
+    let computing_s = seconds(starved.decode_ns) - stall_s;
     let handling_s = (computing_s - compute_s * TIMED_TOKENS as f64).max(0.0);
     let fresh_s_per_byte = fresh.as_secs_f64() / fresh_bytes.max(1) as f64;
     Ok(Some(Direct {

@@ -63,6 +63,17 @@ pub struct DeviceLayout {
     pub offload_tokens: Option<u32>,
 }
 
+impl DeviceLayout {
+    /// Whether the device computes with all experts of a layer in one tensor of each kind.
+    #[must_use]
+    pub fn bears(&self, layer: &LayerLayout) -> bool {
+        let bytes = |tensor: &TensorLayout| tensor.expert_bytes * u64::from(layer.experts);
+        let largest_bytes = layer.tensors.iter().map(bytes).max().unwrap_or(0);
+        self.most_bank_bytes
+            .is_none_or(|most| largest_bytes <= most)
+    }
+}
+
 /// Why a layout was refused.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum LayoutError {

@@ -182,6 +182,25 @@ fn static_layers_are_the_last_that_fit() {
 }
 
 #[test]
+fn layers_that_a_device_cannot_compute_with_are_never_placed() {
+    // 16 experts of 3 bytes and of 1 byte; a tensor of 48 bytes is too large, one of 47 is not.
+    let device = |most| DeviceLayout {
+        most_bank_bytes: Some(most),
+        ..DEVICE
+    };
+    let layers = || vec![layer(Some(0), &[1, 1]), layer(Some(0), &[1, 3])];
+    let placed = |most| {
+        let layout = PoolLayout::new(layers(), vec![device(most)]).unwrap();
+        let all = layout.host_bytes();
+        let bytes = layout.device_bytes(Arrangement::Static { bytes: all });
+        (layout.static_layers(all), bytes)
+    };
+    assert_eq!(placed(48), (vec![0, 1], vec![96]));
+    assert_eq!(placed(47), (vec![0], vec![32]));
+    assert_eq!(placed(15), (vec![], vec![0]));
+}
+
+#[test]
 fn what_is_no_layout_is_refused_by_name() {
     let refused = |layers, devices: Vec<DeviceLayout>| {
         PoolLayout::new(layers, devices).unwrap_err().to_string()

@@ -34,6 +34,7 @@ mod server_ended;
 mod server_moves;
 mod server_safety;
 mod server_top;
+mod server_vram;
 mod support;
 mod toy;
 mod warmed;

@@ -503,7 +503,7 @@ fn a_disk_twenty_times_slower_gives_the_same_text_and_no_alarm() {
             "4",
             &["--store", store, "--capacity", "100MB", "--raw"],
         );
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         let slow = ran(&mut within(&group.join(), &program(args.clone())));
         assert!(!slow.stderr.contains("has not ended"), "{slow:?}");
         let seconds = began.elapsed().as_secs_f64();
@@ -644,7 +644,7 @@ fn memory_is_given_back_at_once_while_the_disk_hardly_reads() {
         });
         std::thread::sleep(Duration::from_secs(1));
         let (before, first) = (run.locked(), entries(&journal).len());
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         for step in (0..=20).rev() {
             let bytes = 180_000_000 + 20_000_000 * step;
             wait_until("the kernel to take the lower limit", || set(bytes));
@@ -654,20 +654,15 @@ fn memory_is_given_back_at_once_while_the_disk_hardly_reads() {
             after = run.locked();
             after < 120_000_000
         });
-        let yields = || -> Vec<f64> {
-            let entries = entries(&journal);
-            // Where the capacity no longer falls, nothing was left to give back, and time has gone on.
-            let late = entries.windows(2).skip(first - 1);
-            let late = late.filter(|two| two[1].capacity_bytes < two[0].capacity_bytes);
-            late.filter_map(|two| two[1].yield_ms).collect()
-        };
-        wait_until("the journal has it", || !yields().is_empty());
-        let worst = yields().into_iter().fold(0.0, f64::max);
+        // Each step was answered before the next could be taken; what was short meanwhile is in the journal.
+        let late = entries(&journal);
+        let late = late.iter().skip(first).filter_map(|entry| entry.yield_ms);
+        let worst = late.fold(0.0, f64::max);
         eprintln!(
-            "{store}: {before} bytes locked, {after} after {took:.2?}; given back {} times, after {worst:.0} ms at most",
-            yields().len(),
+            "{store}: {before} bytes locked, {after} after {took:.2?}; short for {worst:.0} ms at most"
         );
-        assert!(worst < 200.0, "{store}: {:?}", yields());
+        assert!(took < Duration::from_secs(5), "{store}: {took:?}");
+        assert!(worst < 200.0, "{store}: {worst} ms");
         disk.throttle(&own.model, FAST);
         ends_as_stock(run, &stock, store, &join);
     }
@@ -706,7 +701,7 @@ fn memory_high_is_a_limit_like_others_and_may_be_lowered_at_once() {
         let before = locked();
         assert!(before < 400_000_000, "{store}: {before}");
         set(200_000_000);
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         wait_until("locks below the lower limit", || locked() < 200_000_000);
         eprintln!(
             "{store}: {before} locked, {} after {:.2?}",

@@ -19,7 +19,7 @@ fn a_loop_that_has_ended_is_told_takes_no_orders_and_requests_are_still_served()
     support::wait_until("the governor to fail", || {
         governor.status().failed.is_some()
     });
-    let (app, http, client) = begin(&loaded.map, &rig, governor.monitor());
+    let (app, http, client) = begin(loaded.map, &rig, governor.monitor());
     for (path, body) in [
         ("/api/control/pause", ""),
         ("/api/control/resume", ""),

@@ -35,7 +35,7 @@ fn requests_go_on_with_another_session_and_say_what_they_would_have_said() {
     let mut rig = loaded.rig(PolicyKind::Fetch, None, support::NEVER);
     let monitor = rig.governor.as_ref().expect("regulated").monitor();
     assert!(monitor.store().is_some());
-    let (app, http, client) = begin(&loaded.map, &rig, monitor);
+    let (app, http, client) = begin(loaded.map, &rig, monitor);
     let link = Arc::new(VramLink::default());
     let queue = Arc::clone(&app.queue);
     let asking = {

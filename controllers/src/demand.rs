@@ -72,7 +72,7 @@ mod tests {
             let ahead = taken(&mut Demand::default(), 2048, 30, tick_ms);
             // A quarter of a second less the slack.
             assert!((447..=448).contains(&(ahead >> 20)), "{ahead}");
-            assert_eq!(taken(&mut Demand::default(), 256, 30, tick_ms), 0);
+            assert_eq!(taken(&mut Demand::default(), 255, 30, tick_ms), 0);
             assert_eq!(taken(&mut Demand::default(), 40 << 10, 30, tick_ms), GIB);
         }
     }

@@ -5,11 +5,6 @@ use crate::store::{ExpertStore, StoreError, Warmed};
 use hotpin_controllers::{Action, Decision, ExpertId, ModelShape};
 use std::time::{Duration, Instant};
 
-/// Major faults in one tick above which the books on transit are compared with the kernel.
-const AUDIT_FAULTS: u64 = 64;
-/// Misses may fault in their last pages; this many faults a miss are no news.
-const FAULTS_A_MISS: u64 = 8;
-
 /// What came of a decision.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Acted {
@@ -43,7 +38,7 @@ pub(super) fn carry_out(
     let mut acted = Acted::default();
     store.start_tick();
     store.publish_ranks(ranks);
-    let held_before = held_bytes(store);
+    let kept_before = kept_bytes(store);
     for action in &decision.unpin {
         if store.unpin(action.expert) {
             acted.unpinned.push(*action);
@@ -51,7 +46,7 @@ pub(super) fn carry_out(
     }
     // After unpinning: what is pinned is not given back, and others may wait for it.
     store.set_capacity(decision.capacity_bytes);
-    acted.given_back = (held_bytes(store) < held_before).then(Instant::now);
+    acted.given_back = (kept_bytes(store) < kept_before).then(Instant::now);
     let first = progress.is_some();
     if first {
         let planned: Vec<_> = decision.pin.iter().map(|a| a.expert).collect();
@@ -65,7 +60,7 @@ pub(super) fn carry_out(
     if change.decode_tokens == 0 && change.prefill_tokens == 0 {
         store.trim();
     }
-    if plant.new_faults() > AUDIT_FAULTS + FAULTS_A_MISS * change.misses {
+    if plant.is_suspect() {
         acted.lost_bytes = store.audit();
     }
     let held = store.held();
@@ -74,17 +69,22 @@ pub(super) fn carry_out(
     acted
 }
 
-fn held_bytes(store: &dyn ExpertStore) -> u64 {
-    let held = store.held();
-    held.pinned_bytes + held.transit_bytes
+/// What is held that others cannot have before it is given back: transit in the page cache they can.
+fn kept_bytes(store: &dyn ExpertStore) -> u64 {
+    store.held().pinned_bytes + store.private_transit_bytes()
 }
 
 /// Fills transit with what ranks next after the pins, so that the first tokens do not wait for it.
 /// Without a profile all ranks are alike and nothing is worth reading ahead.
 fn warm_transit(store: &dyn ExpertStore, ranks: &[f32], must_stop: &mut dyn FnMut() -> bool) {
-    let _ = best_first(ranks)
-        .into_iter()
-        .all(|id| !must_stop() && store.warm_unless(id, must_stop) != Warmed::NoRoom);
+    let _ = best_first(ranks).into_iter().all(|id| {
+        let goes_on = !must_stop();
+        goes_on
+            && matches!(
+                store.warm_unless(id, must_stop),
+                Warmed::Done | Warmed::UnderWay
+            )
+    });
 }
 
 /// Experts that rank above the lowest, best first.

@@ -17,6 +17,8 @@ use std::path::{Path, PathBuf};
 const KEPT: usize = 4096;
 /// A tick on which nothing changed is written only when this much time has passed.
 const HEARTBEAT_NS: u64 = 1_000_000_000;
+/// A line stays in a buffer for this long at most.
+const UNSEEN_NS: u64 = 1_000_000_000;
 /// Capacity changes below this share are no change worth a line of their own.
 const CHANGE_SHARE: u64 = 256;
 
@@ -142,6 +144,15 @@ impl Entry {
         }
     }
 
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a time since start"
+    )]
+    fn now_ns(&self) -> u64 {
+        (self.t_s * 1e9) as u64
+    }
+
     /// Whether this tick deserves a line of its own after `before`.
     fn differs(&self, before: &Self) -> bool {
         let moved = self.capacity_bytes.abs_diff(before.capacity_bytes);
@@ -152,7 +163,8 @@ impl Entry {
             || !self.unpinned.is_empty()
             || self.drift
             || self.lock_error.is_some()
-            || self.lost_bytes.is_some()
+            || self.lost_bytes > Some(0)
+            || self.yield_ms.is_some()
             || match (&self.vram, &before.vram) {
                 (Some(now), Some(before)) => now.differs(before),
                 (now, before) => now.is_some() != before.is_some(),
@@ -231,6 +243,8 @@ pub struct Journal {
     file: Option<JournalFile>,
     quiet: u32,
     last_ns: u64,
+    /// When the first line was written that is still in a buffer.
+    unseen_ns: Option<u64>,
 }
 
 impl Journal {
@@ -243,13 +257,18 @@ impl Journal {
         }
     }
 
-    pub(super) fn push(&mut self, mut entry: Entry) {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a time since start"
-        )]
-        let now_ns = (entry.t_s * 1e9) as u64;
+    pub(super) fn push(&mut self, entry: Entry) {
+        let now_ns = entry.now_ns();
+        self.add(entry, now_ns);
+        // A line that nobody can see is of no use to whoever watches the file, and is lost with the process.
+        if let Some(since_ns) = self.unseen_ns
+            && now_ns.saturating_sub(since_ns) >= UNSEEN_NS
+        {
+            self.flush();
+        }
+    }
+
+    fn add(&mut self, mut entry: Entry, now_ns: u64) {
         let quiet = self
             .ring
             .back()
@@ -262,9 +281,7 @@ impl Journal {
         self.last_ns = now_ns;
         if let Some(file) = &mut self.file {
             file.write(&entry);
-            if quiet {
-                file.flush();
-            }
+            self.unseen_ns.get_or_insert(now_ns);
         }
         if self.ring.len() == KEPT {
             self.ring.pop_front();
@@ -300,6 +317,7 @@ impl Journal {
     }
 
     pub(super) fn flush(&mut self) {
+        self.unseen_ns = None;
         if let Some(file) = &mut self.file {
             file.flush();
         }

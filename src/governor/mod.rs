@@ -2,12 +2,15 @@
 //! store. On its own thread; the engine never waits for it.
 
 mod act;
+mod ahead;
 mod alarm;
 mod dense;
 mod journal;
 mod monitor;
 mod observe;
 mod outcomes;
+mod report;
+mod rounds;
 mod suspend;
 mod tier;
 mod vram;
@@ -20,21 +23,16 @@ pub use suspend::Suspended;
 pub use tier::{VramChange, VramEntry, VramPoint};
 pub use vram::VramPart;
 
-use crate::engine::hurry;
 use crate::plant::{Counters, Totals};
-use crate::sensors::{Available, DegradedReason, DegradedSet, Roots, Sensors};
-use crate::store::{ExpertStore, Warmed};
-use crate::time::nanos;
+use crate::sensors::{DegradedReason, DegradedSet, Roots, Sensors};
+use crate::store::ExpertStore;
 use crate::trace::Recording;
-use act::Acted;
 use hdrhistogram::Histogram;
-use hotpin_controllers::{
-    Action, Decision, ExpertId, ModelShape, Moment, Policy, Reason, Residence,
-};
+use hotpin_controllers::{Decision, ModelShape, Moment, Policy, Reason};
 use monitor::{Experts, Orders};
 use observe::Plant;
+use rounds::Loop;
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use vram::Vram;
@@ -163,7 +161,7 @@ impl Swap {
 }
 
 #[derive(Debug)]
-struct Shared {
+pub(super) struct Shared {
     stop: Mutex<bool>,
     wake: Condvar,
     status: Mutex<Status>,
@@ -185,16 +183,8 @@ pub struct Governor {
     watchdog: Option<std::thread::JoinHandle<()>>,
 }
 
-/// An expert to read when there is time.
-enum Wanted {
-    /// To be pinned as well.
-    Pin(Action),
-    /// For transit.
-    Warm(ExpertId),
-}
-
 /// What goes round the loop whatever store it acts on.
-struct Ongoing {
+pub(super) struct Ongoing {
     options: GovernorOptions,
     policy: Box<dyn Policy>,
     sensors: Sensors,
@@ -206,19 +196,6 @@ struct Ongoing {
     first_stall_us: Option<u64>,
     degraded: DegradedSet,
     vram: Option<Vram>,
-}
-
-/// What goes round the loop, on the governor's thread.
-struct Loop {
-    ongoing: Ongoing,
-    regulated: Regulated,
-    residence: Vec<Residence>,
-    /// What is still to be read because the first decision wanted it, and pinned where it said so.
-    wanted: std::vec::IntoIter<Wanted>,
-    /// Of that, what was pinned since the last tick.
-    early: Vec<Action>,
-    /// When more than the floors of the reserves was last seen to be available.
-    enough: Instant,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -266,7 +243,7 @@ impl Governor {
             },
             regulated,
         );
-        if looped.guarded_tick(Some(progress)) {
+        if looped.begin(progress) {
             return Self::launch(looped);
         }
         Ok(Self {
@@ -332,8 +309,10 @@ impl Governor {
         }
         let mut looped = None;
         if let Some(thread) = self.thread.take() {
-            if lock(&self.shared.status).stuck.is_some() && !ends_within(&thread, PATIENCE) {
-                tracing::error!("the governor's tick does not end; the program ends without it");
+            let is_stuck = lock(&self.shared.status).stuck.is_some();
+            let patience = if is_stuck { PATIENCE } else { STUCK_AFTER };
+            if !ends_within(&thread, patience) {
+                tracing::error!("the governor's work does not end; the program ends without it");
                 std::process::exit(1);
             }
             // A panic in the loop is caught inside and reported in the status.
@@ -377,16 +356,6 @@ fn new_histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1_000, 60_000_000_000, 2).expect("1 us to 60 s at 2 digits")
 }
 
-/// Lets the store take what it may until the next look. Returns what is available beyond the part of the reserves
-/// that must be there between ticks, bytes.
-fn allow(regulated: &Regulated, dense: &DenseWeights, available: Available) -> Option<u64> {
-    let reserves = [dense.host_reserve_bytes, dense.cgroup_reserve_bytes];
-    let beyond = available.beyond(reserves);
-    let beyond = beyond.map(|bytes| bytes.saturating_sub(dense.claim_bytes()));
-    regulated.store.allow_fresh(alarm::may_take_bytes(beyond));
-    available.beyond(reserves.map(alarm::floor_bytes))
-}
-
 impl Shared {
     /// Waits until `due`; true when it is time to stop.
     fn stops_before(&self, due: Instant) -> bool {
@@ -409,343 +378,5 @@ impl Shared {
 
     fn stops_within(&self, time: Duration) -> bool {
         self.stops_before(Instant::now() + time)
-    }
-}
-
-impl Loop {
-    /// A loop that nothing waits in yet.
-    fn new(ongoing: Ongoing, regulated: Regulated) -> Self {
-        Self {
-            residence: vec![Residence::Absent; regulated.shape.total_experts()],
-            wanted: Vec::new().into_iter(),
-            early: Vec::new(),
-            enough: Instant::now(),
-            ongoing,
-            regulated,
-        }
-    }
-
-    /// Goes round until it is told to stop; `None` after a tick that panicked.
-    fn run(mut self) -> Option<Self> {
-        // Whoever needs memory may take all of a reserve while this thread waits for a processor.
-        let granted = hurry();
-        tracing::debug!("the governor's thread is {granted:?}");
-        let mut due = Instant::now() + self.ongoing.options.tick;
-        loop {
-            let Some(when) = self.next_tick(due) else {
-                return Some(self);
-            };
-            due = when;
-            if !self.guarded_tick(None) {
-                return None;
-            }
-            // A tick that took too long, or a suspended machine, is not caught up with.
-            due = (due + self.ongoing.options.tick).max(Instant::now());
-        }
-    }
-
-    /// Waits for the next tick, which comes at `due`, or before when memory runs short. Returns when it
-    /// came; `None` when it is time to stop.
-    fn next_tick(&mut self, due: Instant) -> Option<Instant> {
-        let tick = self.ongoing.options.tick;
-        let mut look = Instant::now() + alarm::least_apart(tick);
-        loop {
-            let wake = look.min(due);
-            if !self.get_ahead(wake) || self.ongoing.shared.stops_before(wake) {
-                return None;
-            }
-            if look >= due {
-                return Some(due);
-            }
-            // What nobody holds cannot be given back.
-            if self.holds_nothing() {
-                look = due;
-                continue;
-            }
-            let available = self.ongoing.sensors.available();
-            match alarm::judge(
-                allow(&self.regulated, &self.ongoing.options.dense, available),
-                tick,
-            ) {
-                alarm::Next::Tick => return Some(Instant::now()),
-                alarm::Next::Look(after) => {
-                    self.enough = Instant::now();
-                    look = self.enough + after;
-                }
-            }
-        }
-    }
-
-    /// Reads what is still wanted from the start and makes memory ready, a little at a time, until it is time to
-    /// wake up. False when it is time to stop.
-    fn get_ahead(&mut self, wake: Instant) -> bool {
-        while Instant::now() < wake {
-            if self.ongoing.shared.stops_before(Instant::now()) {
-                return false;
-            }
-            let store = &self.regulated.store;
-            let mut is_due = || Instant::now() >= wake;
-            let warmed = match self.wanted.as_slice().first() {
-                Some(Wanted::Warm(id)) => store.warm_unless(*id, &mut is_due),
-                Some(Wanted::Pin(action)) => {
-                    let warmed = store.warm_unless(action.expert, &mut is_due);
-                    let pins = warmed == Warmed::Done;
-                    // What cannot be locked now is told by the tick that tries again.
-                    match pins.then(|| store.pin_unless(action.expert, &mut is_due)) {
-                        Some(Ok(true)) => self.early.push(*action),
-                        Some(Ok(false)) if is_due() => break,
-                        _ => {}
-                    }
-                    warmed
-                }
-                None if store.prepare() => continue,
-                None => break,
-            };
-            match warmed {
-                Warmed::Done => drop(self.wanted.next()),
-                Warmed::UnderWay => break,
-                Warmed::NoRoom => self.wanted = Vec::new().into_iter(),
-            }
-        }
-        true
-    }
-
-    fn holds_nothing(&self) -> bool {
-        let held = self.regulated.store.held();
-        held.pinned_bytes + held.transit_bytes == 0 && self.ongoing.options.dense.locked_bytes == 0
-    }
-
-    /// One tick; false when it panicked, and with it the loop has to end.
-    fn guarded_tick(&mut self, progress: Option<&mut dyn FnMut(u64, u64)>) -> bool {
-        self.ongoing.shared.under_way.begin();
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.tick(progress)));
-        self.ongoing.shared.under_way.end();
-        if outcome.is_ok() {
-            return true;
-        }
-        // Without control, locked memory must not outlive the reason for it.
-        self.regulated.store.unlock_all();
-        let why = match self.ongoing.options.on_failure {
-            OnFailure::GoOn => {
-                "the governor's tick panicked; everything was unlocked and the session goes on without control"
-            }
-            OnFailure::Stop => {
-                "the governor's tick panicked; everything was unlocked and the session ends"
-            }
-        };
-        tracing::error!("{why}");
-        if self.ongoing.options.on_failure == OnFailure::Stop {
-            self.regulated.counters.halt(why.to_owned());
-        }
-        lock(&self.ongoing.shared.status).failed = Some(why.to_owned());
-        // Whoever waits for a tick is told that there will be none.
-        self.ongoing.shared.ticks.send_modify(|_| ());
-        false
-    }
-
-    fn tick(&mut self, progress: Option<&mut dyn FnMut(u64, u64)>) {
-        let began = Instant::now();
-        let now = Moment {
-            ns: nanos(began.duration_since(self.ongoing.started)),
-        };
-        let orders = {
-            let mut orders = lock(&self.ongoing.shared.orders);
-            let standing = Orders {
-                paused: orders.paused,
-                ..Orders::default()
-            };
-            std::mem::replace(&mut *orders, standing)
-        };
-        if let Some(control) = &orders.control {
-            self.ongoing.policy.reconfigure(control);
-            if let Some(vram) = &mut self.ongoing.vram {
-                vram.reconfigure(&control.get().vram);
-            }
-        }
-        if let Some(limit) = orders.limit {
-            self.ongoing.policy.limit_capacity(limit);
-            lock(&self.ongoing.shared.status).limit = Some(limit);
-        }
-        let sample = self.ongoing.sensors.sample(now);
-        let was_short = allow(
-            &self.regulated,
-            &self.ongoing.options.dense,
-            sample.available(),
-        ) == Some(0);
-        if !was_short {
-            self.enough = began;
-        }
-        self.note_degraded(sample.degraded);
-        self.ongoing.plant.read(&self.regulated);
-        let change = self.ongoing.plant.change();
-        if let Some(vram) = &mut self.ongoing.vram {
-            let idle = change.decode_tokens == 0 && change.prefill_tokens == 0;
-            vram.tick(now, &sample, idle);
-        }
-        let covered = self.ongoing.vram.as_ref().and_then(Vram::covered);
-        let observation = self.ongoing.plant.observation(
-            &sample,
-            &self.ongoing.options,
-            &self.regulated.shape,
-            covered,
-        );
-        self.ongoing
-            .policy
-            .tick(&observation, &mut self.ongoing.decision);
-        if orders.paused {
-            self.wanted = Vec::new().into_iter();
-            self.ongoing.decision.pin.clear();
-            self.ongoing
-                .decision
-                .unpin
-                .retain(|action| action.reason == Reason::Shrink);
-        }
-        let mut first = progress;
-        if first.is_some() && self.ongoing.options.fill == Fill::Beside {
-            let planned: Vec<ExpertId> =
-                self.ongoing.decision.pin.iter().map(|a| a.expert).collect();
-            self.regulated.store.clear_loaded(&planned);
-            let pins = self.ongoing.decision.pin.drain(..).map(Wanted::Pin);
-            // What is there by then is passed over.
-            let others = act::best_first(self.ongoing.policy.ranks())
-                .into_iter()
-                .map(Wanted::Warm);
-            self.wanted = pins.chain(others).collect::<Vec<_>>().into_iter();
-            first = None;
-        }
-        let decided_ns = nanos(began.elapsed());
-        let pinned_bytes = self.regulated.store.held().pinned_bytes;
-        let timed = first.is_none();
-        let (sensors, mut lookout) = (&mut self.ongoing.sensors, alarm::Lookout::new());
-        let (regulated, tick) = (&self.regulated, self.ongoing.options.tick);
-        let (mut reading_since, mut stopped) = (None, false);
-        let mut must_stop = |dense: &DenseWeights| {
-            // However slowly reading goes on a busy machine, the next tick is not far.
-            let since: Instant = *reading_since.get_or_insert_with(Instant::now);
-            let is_late = timed && since.elapsed() > tick;
-            let mut is_short = || lookout.is_short(|| allow(regulated, dense, sensors.available()));
-            stopped = stopped || is_late || is_short();
-            stopped
-        };
-        let dense = &mut self.ongoing.options.dense;
-        if let Some(lock) =
-            dense.change(&sample, self.ongoing.decision.capacity_bytes, pinned_bytes)
-        {
-            let store = regulated.store.as_ref();
-            if !lock || store.warm_dense(&mut || must_stop(dense)) {
-                dense.set(store, lock);
-            }
-        }
-        if let Some(recording) = &self.ongoing.options.recording {
-            recording.tick(&observation, &self.ongoing.decision);
-        }
-        let mut acted = act::carry_out(
-            self.regulated.store.as_ref(),
-            &self.regulated.shape,
-            &self.ongoing.decision,
-            self.ongoing.policy.ranks(),
-            &self.ongoing.plant,
-            first,
-            &mut || must_stop(dense),
-        );
-        acted.pinned.append(&mut self.early);
-        if let Some(at) = acted.given_back.filter(|_| was_short) {
-            let yielded = at.saturating_duration_since(self.enough);
-            tracing::debug!(
-                "memory ran short; what others need was given back after {yielded:.1?}"
-            );
-            acted.yielded = Some(yielded);
-        } else if was_short {
-            // Nobody waits for what is not there to be given.
-            self.enough = began;
-        }
-        self.report(now, &sample, &acted, orders.paused);
-        if timed {
-            // The tick's own time: what it decides, without the lock calls that carry it out, which
-            // depend on how much is locked and are in the journal.
-            let _ = lock(&self.ongoing.shared.tick_ns).record(decided_ns.max(1_000));
-        }
-    }
-
-    /// Says what the sensors can no longer tell, once, and keeps it in the status.
-    fn note_degraded(&mut self, now: DegradedSet) {
-        if now == self.ongoing.degraded {
-            return;
-        }
-        let reasons = self.ongoing.sensors.degraded();
-        let news = now.since(self.ongoing.degraded);
-        for DegradedReason { state, reason } in &reasons {
-            if news.contains(*state) {
-                tracing::warn!("{}: {} ({reason})", state.name(), state.meaning());
-            }
-        }
-        self.ongoing.degraded = now;
-        lock(&self.ongoing.shared.status).degraded = reasons;
-    }
-
-    fn report(
-        &mut self,
-        now: Moment,
-        sample: &crate::sensors::Sample,
-        acted: &Acted,
-        paused: bool,
-    ) {
-        let entry = Entry::new(
-            now,
-            &self.ongoing.decision,
-            sample,
-            acted,
-            &self.ongoing.plant,
-            &self.regulated.shape,
-            self.ongoing.vram.as_ref().map(Vram::entry),
-        );
-        self.regulated.store.residence_into(&mut self.residence);
-        lock(&self.ongoing.shared.experts).update(
-            entry.t_s,
-            &self.residence,
-            self.ongoing.policy.scores(),
-            &acted.pinned,
-            &acted.unpinned,
-        );
-        lock(&self.ongoing.shared.journal).push(entry.clone());
-        let mut status = lock(&self.ongoing.shared.status);
-        status.ticks += 1;
-        status.paused = paused;
-        status.entry = Some(entry);
-        if let Some(vram) = &self.ongoing.vram {
-            status.vram_changes = vram.changed();
-            status.vram_curve = vram.curve();
-        }
-        status.drift_events += u64::from(self.ongoing.decision.drift);
-        if let Some(faults) = sample.faults {
-            let first = *self.ongoing.first_faults.get_or_insert(faults.major);
-            status.major_faults = Some(faults.major.saturating_sub(first));
-        }
-        if let Some(pressure) = sample.pressure.filter(|pressure| !pressure.psi_absent) {
-            let first = *self
-                .ongoing
-                .first_stall_us
-                .get_or_insert(pressure.some_total_us);
-            status.pressure_stall_us = Some(pressure.some_total_us.saturating_sub(first));
-        }
-        for (swap, actions) in [
-            (Swap::Pinned, &acted.pinned),
-            (Swap::Unpinned, &acted.unpinned),
-        ] {
-            for action in actions {
-                *status.swaps.entry((swap, action.reason)).or_default() += 1;
-            }
-        }
-        for errno in &acted.errnos {
-            *status.lock_errnos.entry(errno.clone()).or_default() += 1;
-        }
-        status.decision.clone_from(&self.ongoing.decision);
-        status.pinned_bytes = acted.pinned_bytes;
-        status.transit_bytes = acted.transit_bytes;
-        status.totals = self.ongoing.plant.totals();
-        status.lock_errors += u64::from(acted.lock_errors);
-        let ticks = status.ticks;
-        drop(status);
-        self.ongoing.shared.ticks.send_replace(ticks);
     }
 }

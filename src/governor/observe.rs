@@ -4,11 +4,18 @@ use super::{GovernorOptions, Regulated};
 use crate::plant::Totals;
 use crate::sensors::Sample;
 use hotpin_controllers::{
-    CgroupMemory, EngineTotals, Faults, Held, HostMemory, ModelShape, Observation, Residence,
+    CgroupMemory, EngineTotals, Faults, Held, HostMemory, ModelShape, Moment, Observation,
+    Residence,
 };
 
 /// Mappings that the process needs besides what locking splits.
 const OTHER_MAPS: u64 = 4096;
+/// Major faults in one tick above which the books on transit are compared with the kernel.
+const AUDIT_FAULTS: u64 = 64;
+/// Misses may fault in their last pages; this many faults a miss are no news.
+const FAULTS_A_MISS: u64 = 8;
+/// The same is done so often while anything of the process is swapped out.
+const COMPARE_S: f64 = 1.0;
 
 /// The plant as last read, and what changed since the time before.
 #[derive(Debug)]
@@ -22,6 +29,9 @@ pub(super) struct Plant {
     earlier: Totals,
     faults: Option<Faults>,
     new_faults: u64,
+    /// When transit was last compared with the kernel because something of ours was swapped out.
+    compared: Option<Moment>,
+    is_suspect: bool,
 }
 
 impl Plant {
@@ -37,6 +47,8 @@ impl Plant {
             earlier: Totals::default(),
             faults: None,
             new_faults: 0,
+            compared: None,
+            is_suspect: false,
         }
     }
 
@@ -64,14 +76,22 @@ impl Plant {
             _ => 0,
         };
         self.faults = sample.faults;
+        // What transit has in memory of its own may be among it.
+        let has_swapped = self.private_transit_bytes > 0 && sample.swapped_bytes > Some(0);
+        let is_due = |at: Moment| sample.now.seconds_since(at) >= COMPARE_S;
+        let is_time = has_swapped && self.compared.is_none_or(is_due);
+        if is_time {
+            self.compared = Some(sample.now);
+        }
+        let usual = AUDIT_FAULTS + FAULTS_A_MISS * self.change().misses;
+        self.is_suspect = is_time || self.new_faults > usual;
         let locks = sample.locks.limits(
             options.dense.locked_bytes,
             map_budget(sample, options, shape),
         );
-        // Transit counts as available, wherever it is; what is to be locked first does not, and neither
-        // does the room for what of ours was swapped out, so that capacity falls until all of it is in RAM.
+        // Transit counts as available, wherever it is; what is to be locked first does not.
         let ours = self.private_transit_bytes;
-        let claim = options.dense.claim_bytes() + sample.swapped_bytes.unwrap_or(0);
+        let claim = options.dense.claim_bytes();
         let left = |bytes: u64| bytes.saturating_add(ours).saturating_sub(claim);
         Observation {
             now: sample.now,
@@ -111,6 +131,12 @@ impl Plant {
     /// What the engine did since the last tick.
     pub(super) fn change(&self) -> Totals {
         self.totals.since(&self.earlier)
+    }
+
+    /// Whether transit may not be where the books say: the session faulted more than misses do, or something of
+    /// it was swapped out.
+    pub(super) fn is_suspect(&self) -> bool {
+        self.is_suspect
     }
 
     /// Major faults since the last tick.

@@ -1,4 +1,4 @@
-//! Watches the loop from a thread of its own: a tick that does not end is named.
+//! Watches the loop from a thread of its own: a tick, or work between ticks, that does not end is named.
 
 use super::{OnFailure, Regulated, Shared, lock};
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -8,10 +8,10 @@ use std::time::Duration;
 /// that was stopped, lets no looks happen meanwhile, so that such a pause is no alarm.
 pub(super) const LOOKS: u32 = 10;
 
-/// Which tick is under way.
+/// Which tick, or work between ticks, is under way.
 #[derive(Debug, Default)]
 pub(super) struct UnderWay {
-    /// Its number from 1 on; 0 between ticks.
+    /// Its number from 1 on; 0 while the loop waits.
     number: AtomicU64,
     begun: AtomicU64,
 }

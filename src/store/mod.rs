@@ -177,6 +177,8 @@ pub enum Warmed {
     Done,
     /// Its reads were left off, and go on.
     UnderWay,
+    /// There is room for it, but no memory may be taken before the next look at what is left.
+    NotYet,
     /// There is no room for it.
     NoRoom,
 }
@@ -251,8 +253,8 @@ pub trait ExpertStore: Send + Sync + std::fmt::Debug {
     /// Evicts transit above the budget. For when the engine is idle; it does so itself otherwise.
     fn trim(&self);
 
-    /// Compares the books on transit with the kernel and corrects them. Returns the bytes found
-    /// gone; `None` when residency cannot be known.
+    /// Compares the books on transit with the kernel and corrects them: pages may have been reclaimed or swapped out.
+    /// Returns the bytes found gone; `None` when residency cannot be known.
     fn audit(&self) -> Option<u64>;
 
     /// Forgets the lock shortfall: what is pinned from now on counts for the next observation. Takes in what has

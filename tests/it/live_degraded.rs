@@ -655,9 +655,14 @@ fn memory_is_given_back_at_once_while_the_disk_hardly_reads() {
             after < 120_000_000
         });
         // Each step was answered before the next could be taken; what was short meanwhile is in the journal.
-        let late = entries(&journal);
-        let late = late.iter().skip(first).filter_map(|entry| entry.yield_ms);
-        let worst = late.fold(0.0, f64::max);
+        let late = || -> Vec<f64> {
+            let late = entries(&journal).into_iter().skip(first);
+            late.filter_map(|entry| entry.yield_ms).collect()
+        };
+        wait_until("the journal to tell how long it took", || {
+            !late().is_empty()
+        });
+        let worst = late().into_iter().fold(0.0, f64::max);
         eprintln!(
             "{store}: {before} bytes locked, {after} after {took:.2?}; short for {worst:.0} ms at most"
         );
@@ -822,4 +827,68 @@ fn with_swap_in_a_file_unlocked_memory_is_told_and_the_text_is_the_same() {
     assert!(doctor.contains("\nwarn  swap "), "{doctor}");
     assert!(ran.stderr.contains("store mapped"), "{ran:?}");
     assert_eq!(ran.success(), stock);
+}
+
+/// What of an unlocked arena was swapped out is given up and read again, and what else of the process was takes
+/// nothing: capacity is what the lower limit leaves.
+#[test]
+fn with_swap_in_a_file_experts_that_were_swapped_out_are_given_up_and_memory_is_used() {
+    let name = "with_swap_in_a_file_experts_that_were_swapped_out_are_given_up_and_memory_is_used";
+    let Some(model) = support::moe(name) else {
+        return;
+    };
+    let Some(parent) = cgroups(name) else {
+        return;
+    };
+    let Some(_swap) = Swap::beside(name, &model) else {
+        return;
+    };
+    let stock = stock(&model, "200");
+    let own = Copy::of(&model);
+    let group = parent.run_group(600_000_000).expect("group");
+    let join = group.join();
+    // A group for a measurement may not swap.
+    for (file, allowed) in [("memory.swappiness", "60"), ("memory.swap.max", "max")] {
+        let path = join.procs.with_file_name(file);
+        if path.exists() {
+            std::fs::write(path, allowed).expect(file);
+        }
+    }
+    let journal = own.model.with_extension("journal");
+    let path = journal.to_str().expect("UTF-8");
+    let more = ["--store", "direct", "--journal", path];
+    let args = support::with_context(greedy(&own.model, PROMPT, "2000", &more));
+    let run = Answering::begin(within(&join, &support::unprivileged(8 << 20, &args)), 8);
+    wait_until("most of the memory is used", || {
+        let last = entries(&journal).pop();
+        last.is_some_and(|entry| entry.transit_bytes > 300_000_000)
+    });
+    let status = format!("/proc/{}/status", run.id());
+    let swapped = || kb_line(&status, "VmSwap").unwrap_or(0);
+    run.signal(Signal::SIGSTOP);
+    wait_until("the kernel to swap it out", || {
+        std::fs::write(limit_of(&join), "300000000").is_ok()
+    });
+    let (out, first) = (swapped(), entries(&journal).len());
+    run.signal(Signal::SIGCONT);
+    let given_up = || -> u64 {
+        let all = entries(&journal);
+        all[first..]
+            .iter()
+            .filter_map(|entry| entry.lost_bytes)
+            .sum()
+    };
+    wait_until("what was swapped out is given up", || given_up() > out / 4);
+    let mut room = (0, 0);
+    wait_until("memory is used, and no more than there is", || {
+        let last = entries(&journal).pop().expect("a tick");
+        room = (last.capacity_bytes, last.transit_bytes + last.pinned_bytes);
+        room.1 > 150_000_000 && room.1 <= room.0 && room.0 < 300_000_000
+    });
+    eprintln!(
+        "{out} bytes swapped out, {} still are; {} given up; capacity and experts {room:?} of 300 MB",
+        swapped(),
+        given_up(),
+    );
+    ends_as_stock(run, &stock, "direct", &join);
 }

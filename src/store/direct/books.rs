@@ -7,6 +7,7 @@
 mod ahead;
 mod fresh;
 mod homes;
+mod swapped;
 
 use super::arena::Arena;
 use super::geometry::Geometry;

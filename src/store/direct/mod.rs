@@ -243,7 +243,8 @@ impl ExpertStore for DirectStore {
             let books = lock(&self.books);
             match books.state(id) {
                 State::Transit | State::Pinned => return Warmed::Done,
-                State::Absent if !books.has_room(id) => return Warmed::NoRoom,
+                State::Absent if !books.has_budget(id) => return Warmed::NoRoom,
+                State::Absent if !books.has_room(id) => return Warmed::NotYet,
                 State::Absent | State::Loading => {}
             }
         }
@@ -281,7 +282,13 @@ impl ExpertStore for DirectStore {
     fn trim(&self) {}
 
     fn audit(&self) -> Option<u64> {
-        None
+        // The kernel takes milliseconds to look through gigabytes; nobody waits for the books meanwhile.
+        let unlocked = lock(&self.books).unlocked();
+        let mut scratch = Vec::new();
+        let gone = unlocked
+            .iter()
+            .filter(|unlocked| unlocked.is_gone(&mut scratch));
+        Some(gone.map(|gone| lock(&self.books).give_up(gone)).sum())
     }
 
     fn held(&self) -> Held {

@@ -62,11 +62,16 @@ impl Books {
         lacking - self.pools[class].backed().take(lacking).count()
     }
 
-    /// Whether the class of an expert has room within its budget and in memory.
+    /// Whether the class of an expert has room within its budget.
+    pub(in crate::store::direct) fn has_budget(&self, id: ExpertId) -> bool {
+        let pool = &self.pools[usize::from(self.classes[id.index()])];
+        pool.used < pool.budget
+    }
+
+    /// The same, and in memory.
     pub(in crate::store::direct) fn has_room(&self, id: ExpertId) -> bool {
         let class = usize::from(self.classes[id.index()]);
-        let pool = &self.pools[class];
-        pool.used < pool.budget && self.lacking_slots(class, 1) == 0
+        self.has_budget(id) && self.lacking_slots(class, 1) == 0
     }
 
     /// Takes a slot into use, and counts what memory is fresh.

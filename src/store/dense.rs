@@ -1,10 +1,13 @@
 //! The dense weights in the loader's mapping: locked before any expert, under every store.
 
+use super::coming::{Came, Coming};
 use super::layout::Layout;
 use super::pages::{self, PageRange};
 use super::{LeaveOff, StoreError};
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
 use std::os::fd::AsFd;
+use std::sync::PoisonError;
 
 /// Bytes of the weights that are asked for and waited for together.
 const WARMED_BYTES: usize = 8 << 20;
@@ -26,6 +29,8 @@ pub(super) struct Dense {
     ranges: Vec<PageRange>,
     piece_bytes: usize,
     locked: AtomicBool,
+    /// By address. Of the governor's side only.
+    coming: Mutex<Coming<usize>>,
 }
 
 impl Dense {
@@ -40,6 +45,7 @@ impl Dense {
                 .collect(),
             piece_bytes,
             locked: AtomicBool::new(false),
+            coming: Mutex::new(Coming::new()),
         };
         let outcome = if lock {
             dense.lock()
@@ -81,27 +87,32 @@ impl Dense {
         DenseLock::Locked(bytes)
     }
 
-    /// Reads what of the weights is not there, unless that is left off: false then.
+    /// Reads what of the weights is not there, unless that is left off: false then. Where some of it does not come
+    /// it is for the lock call to tell what can be had.
     pub(super) fn warm(&self, leave_off: LeaveOff<'_>) -> bool {
         let mut scratch = Vec::new();
+        let mut coming = self.coming.lock().unwrap_or_else(PoisonError::into_inner);
         let pieces = self
             .ranges
             .iter()
             .flat_map(|range| range.pieces(WARMED_BYTES));
         let mut pieces = pieces.peekable();
         while let Some(piece) = pieces.next() {
-            if pages::have_come(piece, &mut scratch) {
+            if pages::missing_pages(piece, &mut scratch) == 0 {
                 continue;
             }
             // One is read while the one before it is waited for. What cannot be read is told by who locks it.
-            for &piece in [Some(&piece), pieces.peek()].into_iter().flatten() {
-                let _ = pages::will_need(piece, self.piece_bytes);
-            }
-            while !pages::have_come(piece, &mut scratch) {
-                if leave_off() {
-                    return false;
+            let ask = || {
+                for &piece in [Some(&piece), pieces.peek()].into_iter().flatten() {
+                    let _ = pages::will_need(piece, self.piece_bytes);
                 }
-                std::thread::sleep(pages::COME_STEP);
+                Ok(())
+            };
+            let missing = || pages::missing_pages(piece, &mut scratch);
+            match coming.come(piece.start(), ask, missing, leave_off) {
+                Ok(Came::Here) => {}
+                Ok(Came::UnderWay) => return false,
+                Ok(Came::Never) | Err(_) => return true,
             }
         }
         true

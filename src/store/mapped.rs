@@ -5,6 +5,7 @@
 //! compare-and-swap that exactly one thread wins, so engine and governor never wait for each other.
 
 use super::boundary::Boundaries;
+use super::coming::{Came, Coming};
 use super::dense::{Dense, DenseLock};
 use super::layout::Layout;
 use super::pages::{self, PageRange};
@@ -18,7 +19,6 @@ use hotpin_controllers::{ExpertId, Held, Residence};
 use nix::errno::Errno;
 use std::os::fd::AsFd;
 use std::sync::PoisonError;
-use std::time::{Duration, Instant};
 
 const ABSENT: u8 = 0;
 const TRANSIT: u8 = 1;
@@ -31,10 +31,6 @@ const ELSEWHERE: u8 = 4;
 /// Bounds on one readahead request. The upper one is what the kernel cuts its own work into.
 const LEAST_PIECE_BYTES: usize = 64 << 10;
 const MOST_PIECE_BYTES: usize = 2 << 20;
-
-/// How long one expert is waited for, tick after tick, before the others have their turn: what never comes must not
-/// keep all of them from being pinned.
-const LEFT_OFF_FOR: Duration = Duration::from_secs(5);
 
 /// Evicting goes on below the budget by this share of it, so that not every fetch has to choose.
 const EVICT_AHEAD_SHARE: u64 = 64;
@@ -67,8 +63,8 @@ pub struct MappedStore {
     boundaries: Mutex<Boundaries>,
     /// The engine's scratch for choosing victims.
     victims: Mutex<Vec<(f32, u32)>>,
-    /// The expert whose pin was begun last and had to wait for its pages, and since when.
-    late: Mutex<Option<(ExpertId, Instant)>>,
+    /// Those whose pins have to wait for their pages. Of the governor's side only.
+    coming: Mutex<Coming<ExpertId>>,
     dense: Dense,
 }
 
@@ -116,7 +112,7 @@ impl MappedStore {
             shortfall_bytes: AtomicU64::new(0),
             boundaries: Mutex::new(boundaries),
             victims: Mutex::new(Vec::with_capacity(experts)),
-            late: Mutex::new(None),
+            coming: Mutex::new(Coming::new()),
             dense,
             layout,
         };
@@ -186,38 +182,21 @@ impl MappedStore {
         Some(true)
     }
 
-    /// Whether every page that locking an expert would read is there; true where that cannot be known.
-    fn has_come(&self, id: ExpertId, scratch: &mut Vec<u8>) -> bool {
-        self.layout
-            .slices_of(id)
-            .all(|i| pages::have_come(self.layout.slices()[i].outer(), scratch))
-    }
-
-    /// Reads what is missing of an expert and waits for it, unless that is left off: false then. Locking would
-    /// read a cold range page by page, and could not be left off.
-    fn come(&self, id: ExpertId, leave_off: LeaveOff<'_>) -> Result<bool, StoreError> {
+    /// Reads what is missing of an expert and waits for it, unless that is left off. Locking would read a cold range
+    /// page by page, and could not be left off. It is asked for in any case: of a file that may only be read the
+    /// kernel says that all of it is there.
+    fn come(&self, id: ExpertId, leave_off: LeaveOff<'_>) -> Result<Came, StoreError> {
         let mut scratch = Vec::new();
-        if self.has_come(id, &mut scratch) {
-            return Ok(true);
-        }
-        self.read_ahead(&[id])?;
-        let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
-        let (_, since) = *match &mut *late {
-            Some(known) if known.0 == id => known,
-            other => other.insert((id, Instant::now())),
+        let missing = || {
+            let slices = self.layout.slices_of(id);
+            let ranges = slices.map(|i| self.layout.slices()[i].outer());
+            ranges
+                .map(|range| pages::missing_pages(range, &mut scratch))
+                .sum()
         };
-        while !self.has_come(id, &mut scratch) {
-            if since.elapsed() > LEFT_OFF_FOR {
-                *late = None;
-                return Ok(false);
-            }
-            if leave_off() {
-                return Ok(false);
-            }
-            std::thread::sleep(pages::COME_STEP);
-        }
-        *late = None;
-        Ok(true)
+        let ask = || self.read_ahead(&[id]).map(drop);
+        let mut coming = self.coming.lock().unwrap_or_else(PoisonError::into_inner);
+        coming.come(id, ask, missing, leave_off)
     }
 
     /// Evicts the lowest-scored transit until it is within `budget`, sparing `keep`.
@@ -385,17 +364,25 @@ impl ExpertStore for MappedStore {
         if from == TRANSIT {
             self.transit_bytes.fetch_sub(bytes, AcqRel);
         }
-        let locked = self.come(id, leave_off).and_then(|has_come| {
-            if !has_come {
-                return Ok(false);
+        let came = self.come(id, leave_off);
+        let otherwise = match came {
+            // What was left off is being read, as after a fetch.
+            Ok(Came::UnderWay) if self.keeper == TransitKeeper::Store => TRANSIT,
+            Ok(Came::Never) => ABSENT,
+            _ => from,
+        };
+        let locked = match came {
+            Ok(Came::Here) => {
+                let locked = self.lock_slices(id).map(|()| true);
+                locked.map_err(|errno| StoreError::Lock {
+                    bytes,
+                    errno,
+                    advice: pages::advice(errno),
+                })
             }
-            let locked = self.lock_slices(id).map(|()| true);
-            locked.map_err(|errno| StoreError::Lock {
-                bytes,
-                errno,
-                advice: pages::advice(errno),
-            })
-        });
+            Ok(Came::UnderWay | Came::Never) => Ok(false),
+            Err(error) => Err(error),
+        };
         if let Ok(true) = locked {
             self.pinned_bytes.fetch_add(bytes, AcqRel);
             self.states[id.index()].store(PINNED, Release);
@@ -404,13 +391,10 @@ impl ExpertStore for MappedStore {
         if locked.is_err() {
             self.shortfall_bytes.fetch_add(bytes, AcqRel);
         }
-        // What was left off is being read, as after a fetch.
-        let is_read = locked.is_ok() && self.keeper == TransitKeeper::Store;
-        let to = if is_read { TRANSIT } else { from };
-        if to == TRANSIT {
+        if otherwise == TRANSIT {
             self.transit_bytes.fetch_add(bytes, AcqRel);
         }
-        self.states[id.index()].store(to, Release);
+        self.states[id.index()].store(otherwise, Release);
         locked
     }
 

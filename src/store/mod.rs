@@ -6,6 +6,7 @@
 
 mod auto;
 mod boundary;
+mod coming;
 mod dense;
 mod direct;
 mod layout;

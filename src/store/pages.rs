@@ -4,7 +4,6 @@ use nix::errno::Errno;
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::OnceLock;
-use std::time::Duration;
 
 /// Size of a page in bytes.
 pub(super) fn page_bytes() -> usize {
@@ -198,13 +197,10 @@ pub(super) fn resident_pages(range: PageRange, scratch: &mut Vec<u8>) -> Result<
     Ok(scratch.iter().filter(|&&b| b & 1 == 1).count())
 }
 
-/// How often it is asked whether pages that are being read have come.
-pub(super) const COME_STEP: Duration = Duration::from_micros(250);
-
-/// Whether every page of the range is resident, so that locking it reads nothing; true where that cannot be known.
-pub(super) fn have_come(range: PageRange, scratch: &mut Vec<u8>) -> bool {
+/// Pages of the range that are not resident, so that locking it would read them; 0 where that cannot be known.
+pub(super) fn missing_pages(range: PageRange, scratch: &mut Vec<u8>) -> usize {
     let resident = resident_pages(range, scratch);
-    resident.map_or(true, |resident| resident * page_bytes() == range.len)
+    resident.map_or(0, |resident| range.len / page_bytes() - resident)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Memory of store `direct`, without an engine.
 
+use super::support;
 use crate::gguf_writer::{F16, Gguf, Q8_0};
 use crate::warmed::learned;
 use hotpin::model::ModelMap;
@@ -7,10 +8,19 @@ use hotpin::store::{DirectOptions, DirectStore, ExpertStore, Layout};
 use hotpin_controllers::ExpertId;
 use std::path::Path;
 
-const EXPERTS: u32 = 24;
+pub const EXPERTS: u32 = 24;
+
+/// Reads run when they are waited for.
+pub const BLOCKING: DirectOptions = DirectOptions {
+    direct: false,
+    uring: false,
+    verify: false,
+    lock_dense: false,
+    fault: None,
+};
 
 /// One layer of experts that are larger than a huge page and no multiple of one.
-fn store(folder: &Path) -> (DirectStore, u64, memmap2::Mmap) {
+pub fn store(folder: &Path, options: DirectOptions) -> (DirectStore, u64, memmap2::Mmap) {
     let mut file = Gguf::model("testmoe", "arena", 1)
         .u32("testmoe.expert_count", EXPERTS)
         .u32("testmoe.expert_used_count", 2)
@@ -26,12 +36,6 @@ fn store(folder: &Path) -> (DirectStore, u64, memmap2::Mmap) {
     let mapping = unsafe { memmap2::Mmap::map(&file) }.expect("map");
     let learned = learned(&map, mapping.as_ptr() as usize);
     let layout = Layout::new(&map, &learned).expect("layout");
-    let options = DirectOptions {
-        direct: false,
-        uring: false,
-        lock_dense: false,
-        ..DirectOptions::default()
-    };
     // SAFETY: as above.
     let made = unsafe { DirectStore::new(&map, &learned, layout, options, 128 << 10) };
     (
@@ -50,8 +54,9 @@ fn memory_bytes(store: &DirectStore) -> u64 {
 /// given back at once.
 #[test]
 fn experts_in_use_at_the_end_do_not_keep_the_memory_of_the_others() {
+    let _alone = support::alone();
     let folder = tempfile::tempdir().expect("folder");
-    let (store, expert_bytes, _mapping) = store(folder.path());
+    let (store, expert_bytes, _mapping) = store(folder.path(), BLOCKING);
     store.set_capacity(u64::from(EXPERTS) * (expert_bytes + 8192));
     for expert in 0..EXPERTS {
         assert!(store.warm(ExpertId(expert)), "there is room");
@@ -79,8 +84,9 @@ fn experts_in_use_at_the_end_do_not_keep_the_memory_of_the_others() {
 /// comes from experts that go, for the engine and for the governor.
 #[test]
 fn memory_that_may_not_be_taken_fresh_comes_from_experts_that_go() {
+    let _alone = support::alone();
     let folder = tempfile::tempdir().expect("folder");
-    let (store, expert_bytes, _mapping) = store(folder.path());
+    let (store, expert_bytes, _mapping) = store(folder.path(), BLOCKING);
     store.set_capacity(u64::from(EXPERTS) * (expert_bytes + 8192));
     for expert in 0..6 {
         assert!(store.warm(ExpertId(expert)), "there is room");

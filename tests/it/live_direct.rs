@@ -309,27 +309,33 @@ fn an_expert_that_lacks_a_part_never_becomes_resident() {
     assert_eq!(bits(&mut rig, &tokens, 4), stock);
 }
 
+/// The governor's side panics before it has asked for any part of an expert, and when one is asked for: the engine
+/// needs the expert then, and reads it itself.
 #[test]
 fn a_load_that_panics_does_not_leave_the_engine_waiting() {
     let name = "a_load_that_panics_does_not_leave_the_engine_waiting";
     let Some(loaded) = support::loaded(name) else {
         return;
     };
-    let how = DirectOptions {
-        fault: Some(Fault::LoaderPanic),
-        ..DirectOptions::default()
-    };
-    let mut rig = direct(&loaded, PolicyKind::Fetch, Some(0), NEVER, how);
-    let store = Arc::clone(rig.store.as_ref().expect("store"));
-    let expert = loaded.map.shape().id(1, 3);
-    let pinned = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| store.pin(expert)));
-    assert!(pinned.is_err(), "{pinned:?}");
-    // A prompt that is routed to every expert of the layer.
-    match rig.session.decode(&loaded.tokens(100)) {
-        Err(EngineError::Poisoned(cause)) => {
-            assert!(cause.contains("can no longer be read"), "{cause}");
-        }
-        other => panic!("{other:?}"),
+    let tokens = loaded.tokens(102);
+    let stock = bits(&mut loaded.rig(PolicyKind::Off, None, TICK), &tokens, 24);
+    for (parts, uring) in [(0, true), (1, true), (0, false), (1, false)] {
+        let how = DirectOptions {
+            fault: Some(Fault::LoaderPanic(parts)),
+            verify: true,
+            uring,
+            ..DirectOptions::default()
+        };
+        let mut rig = direct(&loaded, PolicyKind::Fetch, Some(0), NEVER, how);
+        let store = Arc::clone(rig.store.as_ref().expect("store"));
+        // The prompt is routed to every expert of a layer.
+        let expert = loaded.map.shape().id(1, 3);
+        let pin = || store.pin(expert);
+        let pinned = std::panic::catch_unwind(std::panic::AssertUnwindSafe(pin));
+        assert!(pinned.is_err(), "{pinned:?}");
+        let what = format!("{parts} parts, io_uring {uring}");
+        assert_eq!(bits(&mut rig, &tokens, 24), stock, "{what}");
+        check_books(&loaded, &rig, &what);
     }
 }
 

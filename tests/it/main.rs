@@ -21,6 +21,8 @@ mod live_engine;
 mod live_model_file;
 mod live_others;
 mod live_store;
+mod loading;
+mod mapped;
 mod model_map;
 mod outlook;
 mod program;

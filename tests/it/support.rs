@@ -67,12 +67,17 @@ pub struct Loaded {
     _alone: MutexGuard<'static, ()>,
 }
 
+/// Waits for a test's turn to lock memory, which is counted for the whole process.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Loads the test model, once a process, and waits for its turn.
 pub fn loaded(test: &str) -> Option<Loaded> {
-    static ALONE: Mutex<()> = Mutex::new(());
     static LOADED: OnceLock<(ModelMap, Model)> = OnceLock::new();
     let path = moe(test)?;
-    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let alone = alone();
     let (map, model) = LOADED.get_or_init(|| {
         let map = ModelMap::open(&path).expect("model map");
         let model = Model::load(&path, |_| true).expect("load");

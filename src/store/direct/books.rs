@@ -263,6 +263,14 @@ impl Books {
         }
     }
 
+    /// Ends the load of an expert that could not be read. One that the engine uses keeps its slot, so that it is read
+    /// again where the engine was told that it is.
+    pub(super) fn not_loaded(&mut self, id: ExpertId) {
+        if !self.spared[id.index()] {
+            self.drop_expert(id);
+        }
+    }
+
     /// Pins an expert in transit. False when its slot is not locked.
     pub(super) fn pin(&mut self, id: ExpertId) -> bool {
         let index = id.index();

@@ -23,6 +23,12 @@ const MEASURED_FOR: Duration = Duration::from_millis(60);
 const GIVEN_WAY: Duration = Duration::from_millis(40);
 const GIVEN_WAY_STEP: Duration = Duration::from_micros(500);
 
+/// The engine waits for nobody's load.
+pub(super) const NOBODY: u32 = u32::MAX;
+
+/// How long the engine is given to take the loader before it is asked for again.
+const HANDED_OVER: Duration = Duration::from_micros(500);
+
 /// How long reads are waited for before it is asked whether to leave off.
 const STEP: Duration = Duration::from_millis(2);
 
@@ -40,9 +46,7 @@ struct Load {
     id: ExpertId,
     /// Of its slot, which it keeps until it was read.
     address: usize,
-    /// Outstanding reads.
-    left: usize,
-    /// Why one of them failed.
+    /// Why it will not be there when its reads have ended.
     failed: Option<String>,
 }
 
@@ -60,7 +64,8 @@ impl Loader {
     }
 }
 
-/// Looks after the loader. Whatever happens meanwhile, the engine is told of an expert that will not come.
+/// Looks after the loader. Whatever happens meanwhile, an expert that is being read is taken in or dropped when all of
+/// its reads have ended, and not before: its slot must not be used for anything else until then.
 struct Minding<'a> {
     store: &'a DirectStore,
     loader: MutexGuard<'a, Loader>,
@@ -68,19 +73,17 @@ struct Minding<'a> {
 
 impl Drop for Minding<'_> {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.give_up();
+        if std::thread::panicking()
+            && let Some(load) = &mut self.loader.load
+        {
+            // Not all of it may have been asked for, and what has ended may be lost.
+            let cause = || "whoever loaded it panicked".to_owned();
+            load.failed.get_or_insert_with(cause);
         }
     }
 }
 
 impl Minding<'_> {
-    /// Leaves the expert as being read for good: some reads may still be under way, so its slot must not be used
-    /// for anything else.
-    fn give_up(&mut self) {
-        self.loader.load = None;
-    }
-
     /// Gives an absent expert a slot and begins to read it.
     fn begin(&mut self, id: ExpertId) -> Result<(), StoreError> {
         let store = self.store;
@@ -96,18 +99,17 @@ impl Minding<'_> {
         };
         drop(books);
         let loader = &mut *self.loader;
-        let parts = store.geometry.parts(id);
+        let failed = None;
         loader.load = Some(Load {
             id,
             address,
-            left: parts,
-            failed: None,
+            failed,
         });
-        assert!(
-            store.options.fault != Some(Fault::LoaderPanic),
-            "a load was to panic"
-        );
-        for part in 0..parts {
+        for part in 0..store.geometry.parts(id) {
+            assert!(
+                store.options.fault != Some(Fault::LoaderPanic(part)),
+                "a load was to panic"
+            );
             store.queue(&mut loader.reader, id, part, address);
         }
         Ok(())
@@ -116,52 +118,56 @@ impl Minding<'_> {
     /// Takes in reads that have ended, and with the last of an expert that one.
     ///
     /// # Errors
-    /// When it could not be read, or it will not be known whether it was.
+    /// When it could not be read; or when it cannot be known now which reads have ended, and then it goes on being
+    /// loaded.
     fn take_in(&mut self, wait: Wait) -> Result<(), StoreError> {
-        let loader = &mut *self.loader;
-        if let Err(error) = loader.reader.reap(wait, &mut loader.ended) {
-            self.give_up();
-            let cause = format!("waiting for reads failed: {error}");
-            return Err(StoreError::Load { cause });
-        }
-        let Some(load) = &mut loader.load else {
-            loader.ended.clear();
+        let Loader {
+            reader,
+            ended,
+            load: under_way,
+        } = &mut *self.loader;
+        let Some(load) = under_way else {
             return Ok(());
         };
-        // Others are late reads of an expert that was given up.
-        let ended = loader.ended.drain(..);
-        for done in ended.filter(|done| done.owner.0 == load.id.0) {
+        let reaped = reader.reap(wait, ended);
+        for done in ended.drain(..) {
+            if load.failed.is_some() {
+                continue;
+            }
             let part = usize::from(done.owner.1);
             let taken = done
                 .result
                 .and_then(|()| self.store.settle(load.id, part, load.address));
-            if let Err(cause) = taken {
-                load.failed.get_or_insert(cause);
-            }
-            load.left -= 1;
+            load.failed = taken.err();
         }
-        if load.left > 0 {
-            return Ok(());
+        // A load that ended in a panic may have no read left.
+        if reader.outstanding() > 0 {
+            return reaped.map_err(|error| StoreError::Load {
+                cause: format!("waiting for reads failed: {error}; they are waited for again"),
+            });
         }
         let mut books = lock(&self.store.books);
-        let Some(load) = loader.load.take() else {
-            return Ok(());
-        };
-        match load.failed {
+        let id = load.id;
+        match under_way.take().and_then(|load| load.failed) {
             None => {
-                books.loaded(load.id);
+                books.loaded(id);
                 Ok(())
             }
             Some(cause) => {
-                books.drop_expert(load.id);
+                books.not_loaded(id);
                 Err(StoreError::Load { cause })
             }
         }
     }
 
-    /// Waits until nothing is being loaded; false when that was left off.
+    /// Waits until nothing is being loaded; false when that was left off, also because the engine needs another expert
+    /// than this one.
     fn finish(&mut self, leave_off: LeaveOff<'_>) -> Result<bool, StoreError> {
-        while self.loader.load.is_some() {
+        while let Some(load) = &self.loader.load {
+            let awaited = self.store.awaited.load(Relaxed);
+            if awaited != NOBODY && awaited != load.id.0 {
+                return Ok(false);
+            }
             self.take_in(Wait::AtMost(STEP))?;
             if self.loader.load.is_some() && leave_off() {
                 return Ok(false);
@@ -172,8 +178,15 @@ impl Minding<'_> {
 }
 
 impl DirectStore {
-    /// The loader, unless the engine is waiting for what it loads.
+    /// The loader, unless the engine is waiting for what it loads, or is about to: locks go to whoever comes first,
+    /// and the governor would take this one again before the engine has woken up.
     fn minding(&self) -> Option<Minding<'_>> {
+        if self.is_awaited() {
+            std::thread::sleep(HANDED_OVER);
+            if self.is_awaited() {
+                return None;
+            }
+        }
         let loader = match self.loader.try_lock() {
             Ok(loader) => loader,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -183,32 +196,40 @@ impl DirectStore {
         Some(Minding { store, loader })
     }
 
+    fn is_awaited(&self) -> bool {
+        self.awaited.load(Relaxed) != NOBODY
+    }
+
     /// Takes in what has ended of a load that was left off.
     pub(super) fn take_in_load(&self) {
         if let Some(Err(error)) = self.minding().map(|mut minding| minding.take_in(Wait::Not)) {
-            tracing::warn!("an expert that was to be pinned could not be read: {error}");
+            tell(&error);
         }
     }
 
-    /// Waits for an expert that the governor's side has begun to load.
+    /// Waits for an expert that the governor's side has begun to load. False when it did not come: the engine uses it,
+    /// so that it has kept its slot and can be read by the engine itself.
     ///
     /// # Errors
-    /// In words, when it does not come.
-    pub(super) fn await_load(&self, id: ExpertId) -> Result<(), String> {
+    /// In words, when it is not known whether it comes.
+    pub(super) fn await_load(&self, id: ExpertId) -> Result<bool, String> {
+        let state = || lock(&self.books).state(id);
+        if state() != State::Loading {
+            return Ok(true);
+        }
+        self.awaited.store(id.0, Relaxed);
         let loader = lock(&self.loader);
+        self.awaited.store(NOBODY, Relaxed);
         let store = self;
         let mut minding = Minding { store, loader };
         while minding.loader.is_loading(id) {
-            minding.take_in(Wait::ForOne).map_err(|e| e.to_string())?;
-        }
-        match lock(&self.books).state(id) {
-            // It was given up.
-            State::Loading => {
-                Err("an expert that was to be pinned can no longer be read".to_owned())
+            match minding.take_in(Wait::ForOne) {
+                Ok(()) => {}
+                Err(error) if minding.loader.is_loading(id) => return Err(error.to_string()),
+                Err(error) => tell(&error),
             }
-            State::Absent => Err("an expert that was to be pinned could not be read".to_owned()),
-            State::Transit | State::Pinned => Ok(()),
         }
+        Ok(state() != State::Loading)
     }
 
     /// Lets the engine's reads go first, for a while: it may read all the time.
@@ -229,8 +250,12 @@ impl DirectStore {
             return Ok(false);
         };
         if !minding.loader.is_loading(id) {
-            if !minding.finish(leave_off)? {
-                return Ok(false);
+            match minding.finish(leave_off) {
+                Ok(true) => {}
+                Ok(false) => return Ok(false),
+                Err(error) if minding.loader.load.is_some() => return Err(error),
+                // That was another one.
+                Err(error) => tell(&error),
             }
             // The engine does not wait for the lock of the books meanwhile.
             self.prepare();
@@ -250,4 +275,9 @@ impl DirectStore {
         let (mut reader, _) = Reader::new(Arc::clone(&self.files), self.options);
         time_reads(&mut reader, &self.files, read_bytes, MEASURED_FOR).map(Some)
     }
+}
+
+/// Says of an expert that nobody asks for at this moment that it could not be read.
+fn tell(error: &StoreError) {
+    tracing::warn!("an expert that was to be pinned could not be read: {error}");
 }

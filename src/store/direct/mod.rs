@@ -34,7 +34,7 @@ use super::ranks::Ranks;
 use super::{DenseLock, ExpertStore, Fetched, LeaveOff, Limitation, Limited, StoreError, Warmed};
 use crate::engine::Learned;
 use crate::model::ModelMap;
-use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use crate::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use crate::sync::{Mutex, MutexGuard};
 use hotpin_controllers::{ExpertId, Held, Residence};
 use nix::errno::Errno;
@@ -69,8 +69,10 @@ pub enum Fault {
     BitFlip,
     /// The device reports an error once, for the first part of an expert.
     ReadErrorOnce,
-    /// The governor's side panics when it loads an expert.
-    LoaderPanic,
+    /// The governor's side panics when it loads an expert and has asked for so many parts of it.
+    LoaderPanic(usize),
+    /// The kernel refuses so many calls, for want of memory.
+    Refused(u32),
     /// Matmuls start before their bytes are there.
     SkipWait,
 }
@@ -102,6 +104,8 @@ pub struct DirectStore {
     waited_ns: AtomicU64,
     /// Reads of the engine that are outstanding.
     engine_reads: AtomicUsize,
+    /// The expert for which the engine is about to take the loader.
+    awaited: AtomicU32,
     dense: Dense,
     options: DirectOptions,
     limitations: Vec<Limited>,
@@ -158,6 +162,7 @@ impl DirectStore {
             shortfall_bytes: AtomicU64::new(0),
             waited_ns: AtomicU64::new(0),
             engine_reads: AtomicUsize::new(0),
+            awaited: AtomicU32::new(loading::NOBODY),
             dense,
             options,
             limitations,

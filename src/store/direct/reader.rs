@@ -20,6 +20,11 @@ pub(super) const FEW_IN_FLIGHT: usize = 4;
 /// disk must not run out of reads meanwhile.
 pub(super) const MANY_IN_FLIGHT: usize = 128;
 
+/// How often a call is tried for which the kernel lacks memory at that moment before that is an error, and how long it
+/// waits in between: seconds in all.
+const MOST_TRIES: u32 = 4000;
+const TRY_STEP: Duration = Duration::from_millis(1);
+
 /// One read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Read {
@@ -72,6 +77,10 @@ pub(super) struct Reader {
     fault: Option<Fault>,
     /// Whether a fault that happens once has happened.
     failed: bool,
+    /// Calls that the kernel is still to refuse, in tests.
+    refusals: u32,
+    /// Calls that it refused one after the other.
+    tries: u32,
 }
 
 impl std::fmt::Debug for Reader {
@@ -112,6 +121,11 @@ impl Reader {
             depth: FEW_IN_FLIGHT,
             fault: options.fault,
             failed: false,
+            refusals: match options.fault {
+                Some(Fault::Refused(calls)) => calls,
+                _ => 0,
+            },
+            tries: 0,
         };
         (reader, refused)
     }
@@ -135,7 +149,8 @@ impl Reader {
         self.queue.push_back(read);
     }
 
-    /// Starts what may be started.
+    /// Starts what may be started. What the kernel has no memory for now stays in the ring, and is started by the next
+    /// look.
     pub(super) fn start(&mut self) -> io::Result<()> {
         if self.fault == Some(Fault::SkipWait) {
             return Ok(());
@@ -143,7 +158,6 @@ impl Reader {
         let Way::Uring(ring) = &mut self.way else {
             return Ok(());
         };
-        let mut pushed = false;
         let most = if self.fault == Some(Fault::ReadErrorOnce) {
             1
         } else {
@@ -171,56 +185,75 @@ impl Reader {
             }
             self.flight[tag] = Some(read);
             self.in_flight += 1;
-            pushed = true;
         }
-        if pushed {
-            retry(|| ring.submit())?;
+        if ring.submission().is_empty() {
+            return Ok(());
         }
-        Ok(())
+        match call(&mut self.refusals, || ring.submit()) {
+            Err(error) if !is_passing(&error) => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// Takes in what has ended, and waits as `wait` says where something is outstanding. Without io_uring a
     /// read that is waited for is carried out, however long that takes.
     pub(super) fn reap(&mut self, wait: Wait, ended: &mut Vec<Done>) -> io::Result<()> {
-        self.start()?;
-        match &mut self.way {
-            Way::Blocking => {
-                if wait != Wait::Not
-                    && let Some(read) = self.queue.pop_front()
-                {
-                    let result = self.read_now(&read, 0);
-                    ended.push(Done {
-                        owner: read.owner,
-                        result,
-                    });
-                }
-                return Ok(());
+        if matches!(self.way, Way::Blocking) {
+            if wait != Wait::Not
+                && let Some(read) = self.queue.pop_front()
+            {
+                let result = self.read_now(&read, 0);
+                ended.push(Done {
+                    owner: read.owner,
+                    result,
+                });
             }
-            Way::Uring(ring) => {
-                if self.in_flight > 0 && ring.completion().is_empty() {
-                    match wait {
-                        Wait::Not => {}
-                        Wait::AtMost(time) if ring.params().is_feature_ext_arg() => {
-                            wait_within(ring, time)?;
-                        }
-                        Wait::ForOne | Wait::AtMost(_) => retry(|| ring.submit_and_wait(1))?,
-                    }
-                }
-            }
+            return Ok(());
         }
+        let waited = self.start().and_then(|()| self.wait(wait));
+        // Whatever was refused: what has ended is there, and makes room.
+        let before = ended.len();
         self.collect(ended);
-        self.start()
+        if ended.len() > before {
+            self.tries = 0;
+        }
+        waited.and(self.start())
+    }
+
+    /// Waits as `wait` says where reads are under way and none has ended. Where the kernel lacks memory for that it is
+    /// as if none had ended, for some seconds.
+    fn wait(&mut self, wait: Wait) -> io::Result<()> {
+        let Way::Uring(ring) = &mut self.way else {
+            return Ok(());
+        };
+        if wait == Wait::Not || self.in_flight == 0 || !ring.completion().is_empty() {
+            return Ok(());
+        }
+        let waited = call(&mut self.refusals, || match wait {
+            Wait::AtMost(time) if ring.params().is_feature_ext_arg() => wait_within(ring, time),
+            _ => ring.submit_and_wait(1),
+        });
+        match waited {
+            Err(error) if is_passing(&error) && self.tries < MOST_TRIES => {
+                self.tries += 1;
+                std::thread::sleep(TRY_STEP);
+            }
+            Err(error) => return Err(error),
+            Ok(()) => self.tries = 0,
+        }
+        Ok(())
+    }
+
+    fn next_completion(&mut self) -> Option<(u64, i32)> {
+        let Way::Uring(ring) = &mut self.way else {
+            return None;
+        };
+        let ended = ring.completion().next()?;
+        Some((ended.user_data(), ended.result()))
     }
 
     fn collect(&mut self, ended: &mut Vec<Done>) {
-        let Way::Uring(ring) = &mut self.way else {
-            return;
-        };
-        let completions: Vec<(u64, i32)> = ring
-            .completion()
-            .map(|c| (c.user_data(), c.result()))
-            .collect();
-        for (tag, result) in completions {
+        while let Some((tag, result)) = self.next_completion() {
             let tag = usize::try_from(tag).unwrap_or(usize::MAX);
             let Some(read) = self.flight.get_mut(tag).and_then(Option::take) else {
                 continue;
@@ -331,10 +364,13 @@ impl Reader {
         let Way::Uring(ring) = &mut self.way else {
             return;
         };
-        while self.in_flight > 0 {
-            if retry(|| ring.submit_and_wait(1)).is_err() {
+        // What the kernel never took goes with the ring.
+        while self.in_flight > ring.submission().len() {
+            match call(&mut self.refusals, || ring.submit_and_wait(1)) {
+                Ok(()) => {}
+                Err(error) if is_passing(&error) => std::thread::sleep(TRY_STEP),
                 // The kernel may still write into the buffers: better to keep them for ever.
-                std::process::abort();
+                Err(_) => std::process::abort(),
             }
             self.in_flight = self.in_flight.saturating_sub(ring.completion().count());
         }
@@ -348,18 +384,30 @@ impl Drop for Reader {
 }
 
 /// Waits for a read to end, so long at most.
-fn wait_within(ring: &IoUring, time: Duration) -> io::Result<()> {
+fn wait_within(ring: &IoUring, time: Duration) -> io::Result<usize> {
     let time = types::Timespec::from(time);
     let most = types::SubmitArgs::new().timespec(&time);
     match ring.submitter().submit_with_args(1, &most) {
-        Ok(_) => Ok(()),
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR)) => Ok(()),
-        Err(error) => Err(error),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR)) => Ok(0),
+        answer => answer,
     }
 }
 
-/// Repeats a call that a signal interrupted.
-fn retry(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<()> {
+/// Whether the kernel refused a call for want of memory, or until something that has ended is taken in. Nothing is
+/// lost then: the call may be made again.
+fn is_passing(error: &io::Error) -> bool {
+    let passing = [libc::EAGAIN, libc::EBUSY, libc::ENOMEM];
+    error
+        .raw_os_error()
+        .is_some_and(|code| passing.contains(&code))
+}
+
+/// Makes a call, again where a signal interrupted it. So many `refusals` come first, in tests.
+fn call(refusals: &mut u32, mut call: impl FnMut() -> io::Result<usize>) -> io::Result<()> {
+    if *refusals > 0 {
+        *refusals -= 1;
+        return Err(io::Error::from_raw_os_error(libc::EAGAIN));
+    }
     loop {
         match call() {
             Ok(_) => return Ok(()),

@@ -268,9 +268,18 @@ impl DirectStore {
         self.waited_ns.fetch_add(nanos(since.elapsed()), Relaxed);
     }
 
-    fn wait_for_governor(&self, engine: &mut Engine) -> Result<(), String> {
-        let mut foreign = engine.foreign.drain(..);
-        foreign.try_for_each(|id| self.await_load(id))
+    /// Waits for an expert that the governor's side has begun to load, and begins to read it where it does not come.
+    fn wait_for_governor(&self, engine: &mut Engine, id: ExpertId) -> Result<(), String> {
+        if self.await_load(id)? {
+            return Ok(());
+        }
+        let address = lock(&self.books).address(id);
+        let address = address.ok_or("a routed expert has lost its slot")?;
+        if !engine.fresh.contains(&id) {
+            engine.fresh.push(id);
+        }
+        self.begin_expert(engine, id, address);
+        engine.reader.start().map_err(|e| e.to_string())
     }
 }
 
@@ -372,13 +381,16 @@ impl ExpertArena for DirectStore {
         let mut engine = lock(&self.engine);
         let engine = &mut *engine;
         let mut started = None;
-        while self.options.fault != Some(Fault::SkipWait) && self.awaits(engine, part) {
-            started.get_or_insert_with(Instant::now);
-            self.take_in(engine, Wait::ForOne)?;
-        }
-        if !engine.foreign.is_empty() {
-            started.get_or_insert_with(Instant::now);
-            self.wait_for_governor(engine)?;
+        loop {
+            if self.options.fault != Some(Fault::SkipWait) && self.awaits(engine, part) {
+                started.get_or_insert_with(Instant::now);
+                self.take_in(engine, Wait::ForOne)?;
+            } else if let Some(id) = engine.foreign.pop() {
+                started.get_or_insert_with(Instant::now);
+                self.wait_for_governor(engine, id)?;
+            } else {
+                break;
+            }
         }
         if let Some(started) = started {
             self.count_wait(started);

@@ -34,7 +34,9 @@ pub(crate) struct CapacityLaw {
     /// What others take of the host's memory and of the cgroup's.
     demand: [Demand; 2],
     mover: Mover,
-    sensors: (bool, bool),
+    /// The host's ceiling when its memory was last known.
+    host_bytes: Option<u64>,
+    had_cgroup: bool,
 }
 
 impl CapacityLaw {
@@ -48,7 +50,8 @@ impl CapacityLaw {
             value: ValueLoop::new(&config.value),
             demand: Default::default(),
             mover: Mover::default(),
-            sensors: (false, false),
+            host_bytes: None,
+            had_cgroup: false,
         }
     }
 
@@ -87,7 +90,9 @@ impl CapacityLaw {
         out: &mut Decision,
     ) {
         let elapsed_s = input.step.elapsed_s;
-        let memory = MemoryCeilings::read(&self.config, observation, &mut self.demand, elapsed_s);
+        let mut memory =
+            MemoryCeilings::read(&self.config, observation, &mut self.demand, elapsed_s);
+        let blind = self.remember(&mut memory);
         let mut ceilings = [
             Some(self.total_bytes),
             self.config.limit_bytes,
@@ -120,7 +125,6 @@ impl CapacityLaw {
         ceilings[4] = pressure.ceiling_bytes;
         ceilings[5] = value.ceiling_bytes;
         let (binding, target_bytes) = lowest(&ceilings);
-        let lost = self.sensor_lost(&memory);
         let followed_bytes = self.mover.follow(
             &self.config,
             &Goal {
@@ -130,7 +134,7 @@ impl CapacityLaw {
                 memory_bytes: memory.lowest_bytes(),
                 yielding: binding != Ceiling::Value,
                 resumed: value.resumed,
-                blind: lost,
+                blind,
             },
         );
         // Floating point may round a huge ceiling up.
@@ -140,11 +144,18 @@ impl CapacityLaw {
         out.pressure_cause = pressure.cause;
     }
 
-    /// A memory sensor that was there on the last tick is missing now.
-    fn sensor_lost(&mut self, memory: &MemoryCeilings) -> bool {
-        let now = (memory.host_bytes.is_some(), memory.cgroup_bytes.is_some());
-        let before = std::mem::replace(&mut self.sensors, now);
-        (before.0 && !now.0) || (before.1 && !now.1)
+    /// Keeps the host's ceiling where it was while its memory, known before, cannot be read. Returns whether a
+    /// memory sensor is missing so that nothing may grow. A cgroup without a limit is not told from one that
+    /// cannot be read, so that there the hold alone begins anew.
+    fn remember(&mut self, memory: &mut MemoryCeilings) -> bool {
+        let lost_host = memory.host_bytes.is_none() && self.host_bytes.is_some();
+        if lost_host {
+            memory.host_bytes = self.host_bytes;
+        }
+        self.host_bytes = memory.host_bytes;
+        let has_cgroup = memory.cgroup_bytes.is_some();
+        let had_cgroup = std::mem::replace(&mut self.had_cgroup, has_cgroup);
+        lost_host || (had_cgroup && !has_cgroup)
     }
 }
 
@@ -229,7 +240,7 @@ struct Goal {
     yielding: bool,
     /// An idle session works again: its memory has stayed free, so it is taken back at once.
     resumed: bool,
-    /// A sensor has just gone missing: no growth on its silence.
+    /// A sensor is missing: no growth on its silence.
     blind: bool,
 }
 
@@ -262,6 +273,7 @@ impl Mover {
                 self.shrunk(goal, dead_band);
                 goal.target_bytes
             }
+            Some(capacity) if goal.blind => capacity,
             Some(capacity) if goal.resumed => reach_bytes.max(capacity),
             Some(capacity) => self.grow(config, goal, capacity, reach_bytes),
         };

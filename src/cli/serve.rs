@@ -11,7 +11,7 @@ use crate::engine::{EngineOptions, Model, Placement};
 use crate::learn::{Learner, Learning};
 use crate::model::ModelMap;
 use crate::plant::{Resumed, Rig, RigOptions};
-use crate::server::{App, Http, Key, Limits, ModelInfo, Moves, Phase, Ready, tell};
+use crate::server::{App, Http, Key, Limits, ModelInfo, Moves, Phase, Ready, make_room, tell};
 use anyhow::{Context, Result};
 use axum::http::HeaderValue;
 use clap::Args;
@@ -175,7 +175,8 @@ impl ServeArgs {
 
 pub(super) fn execute(args: &ServeArgs, invocation: &Invocation) -> Result<ExitCode> {
     let server = &args.server;
-    let (limits, key, template) = (server.limits()?, server.key()?, server.template()?);
+    let (mut limits, key, template) = (server.limits()?, server.key()?, server.template()?);
+    limits.connections = make_room(limits.connections);
     // Before the model is loaded, which may take minutes.
     let control = common::control(&args.control.regulation, &invocation.config)?;
     let map = ModelMap::open(&args.model)?;

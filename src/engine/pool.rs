@@ -190,7 +190,7 @@ impl Session<'_> {
 
     /// Whether there may be a pool.
     #[must_use]
-    pub fn has_pool(&self) -> bool {
+    pub fn may_have_pool(&self) -> bool {
         self.pool_limit_bytes > 0
     }
 

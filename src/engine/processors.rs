@@ -11,6 +11,11 @@ const MOST: usize = 512;
 
 const THIS_THREAD: Pid = Pid::from_raw(0);
 
+/// The processors that this thread may run on; `None` where that cannot be read.
+pub(super) fn permitted() -> Option<CpuSet> {
+    sched_getaffinity(THIS_THREAD).ok()
+}
+
 /// A processor for each compute thread.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Processors {
@@ -20,9 +25,8 @@ pub(super) struct Processors {
 }
 
 impl Processors {
-    /// One for each of `threads`; `None` where this thread may use more or less than so many.
-    pub(super) fn for_each(threads: u32) -> Option<Self> {
-        let all = sched_getaffinity(THIS_THREAD).ok()?;
+    /// One for each of `threads`; `None` where `all` are more or fewer than so many.
+    pub(super) fn for_each(threads: u32, all: CpuSet) -> Option<Self> {
         let mut numbers = numbers(&all);
         let last_number = numbers.next_back()?;
         if numbers.count() + 1 != threads as usize || threads < 2 || last_number >= MOST {
@@ -42,11 +46,18 @@ impl Processors {
         mask
     }
 
-    /// Keeps this thread on the one that is left for it while it computes.
-    pub(super) fn stay(&self) -> Stay {
-        // Where the kernel refuses, as after a change of cpuset, it goes on wherever it is.
-        let moved = sched_setaffinity(THIS_THREAD, &self.last).is_ok();
-        Stay(moved.then_some(self.all))
+    /// Keeps this thread on the one that is left for it while it computes. Where it may run on others than
+    /// these, it stays as it is.
+    pub(super) fn stay(&self) -> Option<Stay> {
+        let before = permitted()?;
+        if before == self.all {
+            // Where the kernel refuses, as after a change of cpuset, it goes on wherever it is.
+            let _ = sched_setaffinity(THIS_THREAD, &self.last);
+        }
+        Some(Stay {
+            before,
+            here: self.last,
+        })
     }
 
     /// Lets this thread run on all of them, whatever a call did to it.
@@ -55,15 +66,26 @@ impl Processors {
     }
 }
 
-/// Ends with the thread free to run anywhere it might before.
+/// Ends with the thread free to run anywhere it might before, unless somebody has moved it meanwhile. ggml as
+/// well may have placed it: it does when it goes on with threads that paused.
 #[derive(Debug)]
-pub(super) struct Stay(Option<CpuSet>);
+pub(super) struct Stay {
+    before: CpuSet,
+    here: CpuSet,
+}
 
 impl Drop for Stay {
     fn drop(&mut self) {
-        if let Some(all) = &self.0 {
-            let _ = sched_setaffinity(THIS_THREAD, all);
+        let Some(now) = permitted() else {
+            return;
+        };
+        if now == self.before {
+            return;
         }
+        // The kernel moves a thread that may no longer be where it was; a user moves one that might have stayed.
+        let by_user = now != self.here && sched_setaffinity(THIS_THREAD, &self.here).is_ok();
+        let to = if by_user { &now } else { &self.before };
+        let _ = sched_setaffinity(THIS_THREAD, to);
     }
 }
 
@@ -79,29 +101,87 @@ mod tests {
         std::thread::spawn(body).join().unwrap();
     }
 
+    fn one(number: usize) -> CpuSet {
+        let mut set = CpuSet::new();
+        set.set(number).unwrap();
+        set
+    }
+
+    /// All processors, their numbers, and a place for as many threads; nothing where there is one only.
+    fn placed() -> Option<(CpuSet, Vec<usize>, Processors)> {
+        let all = permitted().unwrap();
+        let numbers: Vec<usize> = numbers(&all).collect();
+        let count = u32::try_from(numbers.len()).unwrap();
+        let processors = Processors::for_each(count, all);
+        if processors.is_none() {
+            eprintln!("SKIPPED: one processor");
+        }
+        Some((all, numbers, processors?))
+    }
+
     #[test]
     fn each_thread_gets_one_where_there_are_as_many() {
         in_a_thread(|| {
-            let all = sched_getaffinity(THIS_THREAD).unwrap();
-            let count = u32::try_from(numbers(&all).count()).unwrap();
-            if count < 2 {
-                eprintln!("SKIPPED: one processor");
+            let Some((all, numbers, processors)) = placed() else {
                 return;
-            }
-            let processors = Processors::for_each(count).unwrap();
+            };
             let mask = processors.mask();
-            assert_eq!(
-                mask.iter().filter(|&&allowed| allowed).count(),
-                count as usize
-            );
+            let allowed = mask.iter().filter(|&&allowed| allowed).count();
+            assert_eq!(allowed, numbers.len());
             let stay = processors.stay();
-            let here: Vec<_> = numbers(&sched_getaffinity(THIS_THREAD).unwrap()).collect();
-            assert_eq!(here, [numbers(&all).next_back().unwrap()]);
+            assert_eq!(permitted(), Some(one(*numbers.last().unwrap())));
             drop(stay);
-            assert_eq!(sched_getaffinity(THIS_THREAD).unwrap(), all);
+            assert_eq!(permitted(), Some(all));
+            let count = u32::try_from(numbers.len()).unwrap();
             for other in [0, 1, count + 1] {
-                assert!(Processors::for_each(other).is_none(), "{other}");
+                assert!(Processors::for_each(other, all).is_none(), "{other}");
             }
+        });
+    }
+
+    #[test]
+    fn a_thread_that_was_moved_before_is_left_where_it_is() {
+        in_a_thread(|| {
+            let Some((_, numbers, processors)) = placed() else {
+                return;
+            };
+            let elsewhere = one(numbers[0]);
+            sched_setaffinity(THIS_THREAD, &elsewhere).unwrap();
+            let stay = processors.stay();
+            assert_eq!(permitted(), Some(elsewhere));
+            // ggml, when threads go on that paused.
+            sched_setaffinity(THIS_THREAD, &processors.last).unwrap();
+            drop(stay);
+            assert_eq!(permitted(), Some(elsewhere));
+        });
+    }
+
+    #[test]
+    fn a_thread_that_is_moved_while_it_computes_is_not_moved_back() {
+        in_a_thread(|| {
+            let Some((_, numbers, processors)) = placed() else {
+                return;
+            };
+            let elsewhere = one(numbers[0]);
+            let stay = processors.stay();
+            sched_setaffinity(THIS_THREAD, &elsewhere).unwrap();
+            drop(stay);
+            assert_eq!(permitted(), Some(elsewhere));
+        });
+    }
+
+    #[test]
+    fn a_thread_whose_processor_has_gone_gets_back_what_is_left() {
+        in_a_thread(|| {
+            let Some((all, numbers, processors)) = placed() else {
+                return;
+            };
+            let mut stay = processors.stay().unwrap();
+            stay.here = one(CpuSet::count() - 1);
+            // Where the kernel puts it.
+            sched_setaffinity(THIS_THREAD, &one(numbers[0])).unwrap();
+            drop(stay);
+            assert_eq!(permitted(), Some(all));
         });
     }
 }

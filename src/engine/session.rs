@@ -29,6 +29,8 @@ pub struct Session<'m> {
     made_ns: u64,
     batch: LlamaBatch,
     pools: ThreadPools,
+    /// Pools that others have taken the place of. ggml's backend looks at one once more, when it takes the next.
+    retired: Vec<ThreadPools>,
     poison: Arc<Poison>,
     pub(super) tap: Option<TapHandle>,
     model: &'m Model,
@@ -124,6 +126,7 @@ impl<'m> Session<'m> {
             made_ns,
             batch,
             pools,
+            retired: Vec::new(),
             poison,
             tap,
             model,
@@ -313,6 +316,7 @@ impl<'m> Session<'m> {
                 .map_err(|e| fail(e.to_string()))?;
             tokens += 1;
         }
+        self.follow_processors();
         let started = Instant::now();
         if let Some(tap) = &mut self.tap {
             tap.get_mut().begin(pass, tokens);
@@ -344,6 +348,7 @@ impl<'m> Session<'m> {
             }
             return outcome;
         }
+        self.retired.clear();
         self.decoded_tokens += tokens as u64;
         if let Some(tap) = &mut self.tap {
             tap.get_mut().end(tokens, decode_ns);
@@ -351,6 +356,23 @@ impl<'m> Session<'m> {
             self.attach(streams);
         }
         Ok(())
+    }
+
+    /// Makes the threads anew where this one may run on other processors than when they were made: pinned ones
+    /// would stay where they are, or share a processor where theirs has gone.
+    fn follow_processors(&mut self) {
+        if !self.pools.are_misplaced() {
+            return;
+        }
+        match ThreadPools::new(self.options.threads, self.options.poll) {
+            Ok(pools) => {
+                tracing::debug!("compute threads are made anew for other processors");
+                self.retired.push(std::mem::replace(&mut self.pools, pools));
+                let streams = self.streams.take().unwrap_or(false);
+                self.attach(streams);
+            }
+            Err(error) => tracing::warn!("compute threads stay where they are: {error}"),
+        }
     }
 
     /// Puts the pool to work that suits the coming token.

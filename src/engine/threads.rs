@@ -1,9 +1,10 @@
 //! Persistent compute threads. Without an attached pool ggml makes and joins threads for every
 //! piece of graph that the tap cuts.
 
-use super::processors::{Processors, Stay};
+use super::processors::{Processors, Stay, permitted};
 use super::{EngineError, Poll};
 use llama_cpp_sys_4 as sys;
+use nix::sched::CpuSet;
 use std::ptr::NonNull;
 
 /// Spin level of the quiet pool: about 2 ms, the time between two pieces of a decode graph. Sleeping
@@ -63,12 +64,16 @@ impl Drop for ThreadPool {
 pub(super) struct ThreadPools {
     spinning: Option<ThreadPool>,
     quiet: Option<ThreadPool>,
+    threads: u32,
+    /// The processors that this thread might run on when the pools were made.
+    permitted: Option<CpuSet>,
     processors: Option<Processors>,
 }
 
 impl ThreadPools {
     pub(super) fn new(threads: u32, poll: Poll) -> Result<Self, EngineError> {
-        let processors = Processors::for_each(threads);
+        let permitted = permitted();
+        let processors = permitted.and_then(|all| Processors::for_each(threads, all));
         let pool = |spin_level| ThreadPool::new(threads, spin_level, processors.as_ref());
         let spinning = match poll {
             Poll::Spin | Poll::Follow => Some(pool(None)?),
@@ -81,13 +86,27 @@ impl ThreadPools {
         Ok(Self {
             spinning,
             quiet,
+            threads,
+            permitted,
             processors,
         })
     }
 
+    /// Whether the pools' threads are, or could be, where those that would be made now were not: this thread may
+    /// run on other processors than it might, by a user's word or a change of cpuset.
+    pub(super) fn are_misplaced(&mut self) -> bool {
+        let now = permitted();
+        if now == self.permitted {
+            return false;
+        }
+        self.permitted = now;
+        let anew = now.and_then(|all| Processors::for_each(self.threads, all));
+        self.processors.is_some() || anew.is_some()
+    }
+
     /// Keeps the thread that decodes off the other threads' processors, until what is returned goes.
     pub(super) fn stay(&self) -> Option<Stay> {
-        self.processors.as_ref().map(Processors::stay)
+        self.processors.as_ref().and_then(Processors::stay)
     }
 
     /// The pool for a token that does or does not stream experts; the only one when there is one.

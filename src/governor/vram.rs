@@ -167,22 +167,18 @@ impl Vram {
         let decision = &self.decision;
         let (earlier, counts) = (self.outcomes.earlier, self.figures.pool.counts());
         let ms = |ns: Option<f64>| ns.map(|ns| ns / 1e6);
+        let (slots, static_layers, given_static_bytes) = match applied {
+            Arrangement::Reload { pool_bytes } => (self.slots(pool_bytes), Vec::new(), 0),
+            Arrangement::Static { bytes } => (0, self.part.layout.static_layers(bytes), bytes),
+            Arrangement::Cpu => (0, Vec::new(), 0),
+        };
         VramEntry {
             arrangement: applied.label().to_owned(),
             pool_bytes: self.part.link.pool_bytes(),
-            slots: match applied {
-                Arrangement::Reload { pool_bytes } => self.slots(pool_bytes),
-                Arrangement::Static { .. } | Arrangement::Cpu => 0,
-            },
+            slots,
             static_bytes: self.part.static_bytes(applied),
-            static_layers: match applied {
-                Arrangement::Static { bytes } => self.part.layout.static_layers(bytes),
-                Arrangement::Reload { .. } | Arrangement::Cpu => Vec::new(),
-            },
-            given_static_bytes: match applied {
-                Arrangement::Static { bytes } => bytes,
-                Arrangement::Reload { .. } | Arrangement::Cpu => 0,
-            },
+            static_layers,
+            given_static_bytes,
             wanted: decision.arrangement.label().to_owned(),
             wanted_bytes: decision.arrangement.bytes(),
             rule: decision.rule,

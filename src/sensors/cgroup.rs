@@ -89,26 +89,49 @@ impl Cgroups {
     }
 
     /// Finds the levels anew; the process may have been moved. `Ok(false)` when no hierarchy with
-    /// memory files can be seen.
+    /// memory files can be seen. Levels that are still there keep their files open. Where it cannot be
+    /// told which level is ours, those found before stay, unless what tells it has gone.
     pub(crate) fn rescan(&mut self, buffer: &mut Vec<u8>) -> Result<bool, SensorError> {
-        self.levels.clear();
-        self.hidden = false;
-        self.self_cgroup.close();
-        self.mountinfo.close();
+        self.self_cgroup.reopen();
+        self.mountinfo.reopen();
+        let (mut levels, hidden) = match self.find(buffer) {
+            Ok(found) => found,
+            Err(error) => {
+                if error.is_absent() {
+                    self.levels.clear();
+                    self.hidden = false;
+                }
+                return Err(error);
+            }
+        };
+        for level in &mut levels {
+            let known = self.levels.iter().position(|l| l.is_at(level));
+            if let Some(at) = known {
+                *level = self.levels.swap_remove(at);
+                level.reopen();
+            }
+        }
+        self.levels = levels;
+        self.hidden = hidden;
+        Ok(!self.levels.is_empty())
+    }
+
+    /// The levels above us, nearest first, and whether others are hidden.
+    fn find(&mut self, buffer: &mut Vec<u8>) -> Result<(Vec<Level>, bool), SensorError> {
         let cgroup_text = self.self_cgroup.read(buffer)?.into_owned();
         let mountinfo_text = self.mountinfo.read(buffer)?;
         let places = places(&cgroup_text, &mountinfo_text)
             .map_err(|e| SensorError::parse(self.self_cgroup.path(), e))?;
         // The memory controller lives in one hierarchy only; of several mounts of it, the one
         // that shows most levels is the most telling.
+        let mut found = (Vec::new(), false);
         for place in places {
             let levels = levels_of(&self.roots, &place);
-            if levels.len() > self.levels.len() {
-                self.levels = levels;
-                self.hidden = place.hidden;
+            if levels.len() > found.0.len() {
+                found = (levels, place.hidden);
             }
         }
-        Ok(!self.levels.is_empty())
+        Ok(found)
     }
 
     /// Reads every limited level. A level that cannot be read is passed over.
@@ -228,6 +251,24 @@ impl Level {
                 directory,
             },
         })
+    }
+
+    /// Whether both are the same level of the same kind of hierarchy.
+    fn is_at(&self, other: &Self) -> bool {
+        self.limit.path() == other.limit.path()
+    }
+
+    /// The cgroup may have been removed and made again.
+    fn reopen(&mut self) {
+        self.limit.reopen();
+        self.usage.reopen();
+        self.stat.reopen();
+        if let Some(high) = &mut self.high {
+            high.reopen();
+        }
+        if let Some(pressure) = &mut self.pressure {
+            pressure.reopen();
+        }
     }
 
     fn read_limit(&mut self, buffer: &mut Vec<u8>) -> Result<Option<u64>, SensorError> {

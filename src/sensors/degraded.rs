@@ -72,7 +72,7 @@ impl Degraded {
     pub const fn meaning(self) -> &'static str {
         match self {
             Self::NoMeminfo => {
-                "The host's available memory is unknown and does not bound the pinned set."
+                "The host's available memory is unknown: nothing grows if it was known before, and nothing is bounded by it if it never was."
             }
             Self::NoVmstat => {
                 "Reclaim on the host is unseen, so stalls are confirmed by headroom alone."

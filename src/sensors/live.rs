@@ -275,16 +275,16 @@ impl Sensors {
     /// Opens everything anew and reads what is not read each tick.
     fn rescan(&mut self, now: Moment) {
         self.rescanned = Some(now);
-        self.meminfo.close();
-        self.vmstat.close();
-        self.psi.close();
-        self.stat.close();
-        self.io.close();
-        self.status.close();
+        self.meminfo.reopen();
+        self.vmstat.reopen();
+        self.psi.reopen();
+        self.stat.reopen();
+        self.io.reopen();
+        self.status.reopen();
+        self.memlock.reopen();
+        self.user_namespace.reopen();
+        self.max_map_count.reopen();
         let (states, buffer) = (&mut self.states, &mut self.buffer);
-        self.memlock.close();
-        self.user_namespace.close();
-        self.max_map_count.close();
         self.slow = Slow {
             rlimit_bytes: states
                 .reading(Degraded::NoLockLimit, self.memlock.read(buffer))

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -32,9 +33,18 @@ impl Source {
         &self.path
     }
 
-    /// Forgets the open file, so that the next read sees a file that has been put in its place.
-    pub(crate) fn close(&mut self) {
-        self.file = None;
+    /// Opens the file anew where it is open, so that the next read sees one that has been put in its place.
+    /// While the path exists but cannot be opened, as where the process has no descriptor left, the open file
+    /// goes on being read: a sensor is not given up for a look at whether it has moved.
+    pub(crate) fn reopen(&mut self) {
+        if self.file.is_none() {
+            return;
+        }
+        match File::open(&self.path) {
+            Ok(file) => self.file = Some(file),
+            Err(error) if is_gone(&error) => self.file = None,
+            Err(_) => {}
+        }
     }
 
     /// Reads the whole file into `buffer`.
@@ -64,6 +74,14 @@ impl Source {
     }
 }
 
+/// Whether nothing is at the path any more.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+    )
+}
+
 /// Fills `buffer` from offset 0 and returns how much of it is text. The buffer only grows.
 fn read_from_start(file: &File, path: &Path, buffer: &mut Vec<u8>) -> Result<usize, SensorError> {
     if buffer.is_empty() {
@@ -84,7 +102,7 @@ fn read_from_start(file: &File, path: &Path, buffer: &mut Vec<u8>) -> Result<usi
         match file.read_at(&mut buffer[length..], length as u64) {
             Ok(0) => return Ok(length),
             Ok(n) => length += n,
-            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             Err(e) => return Err(SensorError::io(path, e)),
         }
     }
@@ -109,8 +127,9 @@ impl<T> Sensor<T> {
         self.source.path()
     }
 
-    pub(crate) fn close(&mut self) {
-        self.source.close();
+    /// As [`Source::reopen`].
+    pub(crate) fn reopen(&mut self) {
+        self.source.reopen();
     }
 
     /// Reads and parses the file.

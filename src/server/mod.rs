@@ -6,6 +6,7 @@ mod app;
 mod body;
 mod completions;
 mod degraded;
+mod descriptors;
 mod events;
 mod explain;
 mod http;
@@ -22,6 +23,7 @@ mod tick;
 mod watchdog;
 
 pub use app::{App, Key, Limits, ModelInfo, Phase, Ready};
+pub use descriptors::make_room;
 pub use moves::{Due, Load, Lost, Moves};
 pub use queue::{End, Queue};
 pub use scheduler::{Desk, Scheduler, Stopped};

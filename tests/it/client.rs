@@ -1,11 +1,11 @@
 //! A server of the real program, and a client that can also misbehave.
 
-use super::program::{THREADS, program};
+use super::program::{THREADS, clean, program};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,31 @@ impl Server {
         Self::spawn(model, more, &[])
     }
 
+    /// The same, ready, where a shell has set this limit of open files (`-n 160`, `-Sn 160`).
+    pub fn start_limited(model: &Path, more: &[&str], limit: &str) -> Self {
+        let wrapped = |program: Command| {
+            let mut shell = Command::new("/bin/sh");
+            let script = format!("ulimit {limit} && exec \"$0\" \"$@\"");
+            shell.arg("-c").arg(script).arg(program.get_program());
+            shell.args(program.get_args()).stdin(Stdio::null());
+            clean(&mut shell);
+            shell
+        };
+        let server = Self::spawn_as(model, more, &[], wrapped);
+        server.wait_for("ready;");
+        server
+    }
+
     fn spawn(model: &Path, more: &[&str], env: &[(&str, &str)]) -> Self {
+        Self::spawn_as(model, more, env, |program| program)
+    }
+
+    fn spawn_as(
+        model: &Path,
+        more: &[&str],
+        env: &[(&str, &str)],
+        wrapped: impl FnOnce(Command) -> Command,
+    ) -> Self {
         let model = model.to_str().expect("UTF-8 path");
         let fixed = ["serve", model, "--port", "0", "-c", "512"];
         let threads: &[&str] = if more.contains(&"-t") {
@@ -46,7 +70,7 @@ impl Server {
         } else {
             &["-t", THREADS]
         };
-        let mut child = program(fixed.iter().chain(threads).chain(more))
+        let mut child = wrapped(program(fixed.iter().chain(threads).chain(more)))
             .envs(env.iter().copied())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())

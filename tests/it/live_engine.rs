@@ -7,6 +7,8 @@ use hotpin::plant::Rig;
 use hotpin::trace::Recorder;
 use hotpin_controllers::trace::{Phase, Trace};
 use hotpin_controllers::{ExpertId, PolicyKind};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -114,6 +116,71 @@ fn the_thread_pools_that_follow_residence_compute_stock_bits() {
         ),
         stock
     );
+}
+
+/// Compute threads of this thread's sessions that may run on `processor` alone.
+fn held_on(processor: usize) -> usize {
+    let name = |task: &str| std::fs::read_to_string(format!("/proc/{task}/comm"));
+    let ours = name("thread-self").expect("comm");
+    let this = nix::unistd::gettid();
+    let tasks = std::fs::read_dir("/proc/self/task").expect("tasks");
+    tasks
+        .filter_map(|task| task.ok()?.file_name().to_str().map(str::to_owned))
+        .filter(|task| name(&format!("self/task/{task}")).is_ok_and(|name| name == ours))
+        .map(|task| Pid::from_raw(task.parse().expect("number")))
+        .filter(|task| *task != this)
+        .filter(|task| sched_getaffinity(*task).is_ok_and(|set| numbers(&set) == [processor]))
+        .count()
+}
+
+fn numbers(set: &CpuSet) -> Vec<usize> {
+    let is_set = |number: &usize| set.is_set(*number).unwrap_or(false);
+    (0..CpuSet::count()).filter(is_set).collect()
+}
+
+/// Guards against `taskset` that is undone by the next token, and threads that stay where no processor is left.
+#[test]
+fn compute_threads_follow_the_processors_that_they_may_run_on() {
+    let name = "compute_threads_follow_the_processors_that_they_may_run_on";
+    let Some(loaded) = support::loaded(name) else {
+        return;
+    };
+    let this = Pid::from_raw(0);
+    let all = sched_getaffinity(this).expect("processors");
+    let [first, .., last] = numbers(&all)[..] else {
+        eprintln!("SKIPPED {name}: one processor");
+        return;
+    };
+    let tokens = loaded.tokens(10);
+    let quarter = loaded.map.shape().total_bytes() / 4;
+    // The last one changes between its two pools of threads.
+    let cases = [
+        (PolicyKind::Off, None),
+        (PolicyKind::Adaptive, Some(quarter)),
+        (PolicyKind::Adaptive, None),
+    ];
+    for (policy, limit_bytes) in cases {
+        let mut options = loaded.rig_options(policy, limit_bytes, TICK);
+        options.engine.threads = u32::try_from(numbers(&all).len()).expect("threads");
+        let mut rig =
+            Rig::assemble(loaded.model, loaded.map, options, &mut |_, _| {}).expect("rig");
+        // On one processor threads that wait for each other take a time slice at each node.
+        let stock = [10, 3].map(|count| forced_hash(&mut rig.session, &tokens[..count]));
+        assert!(held_on(first) > 0, "{policy}: each has its own");
+        let mut elsewhere = CpuSet::new();
+        elsewhere.set(last).expect("processor");
+        sched_setaffinity(this, &elsewhere).expect("affinity");
+        let moved = forced_hash(&mut rig.session, &tokens[..3]);
+        let stays = sched_getaffinity(this).expect("affinity");
+        let left = held_on(first);
+        sched_setaffinity(this, &all).expect("affinity");
+        assert_eq!(stays, elsewhere, "{policy}: it stays where it was put");
+        assert_eq!(left, 0, "{policy}: the others follow");
+        let back = forced_hash(&mut rig.session, &tokens);
+        assert_eq!(sched_getaffinity(this).expect("affinity"), all);
+        assert!(held_on(first) > 0, "{policy}: they are placed again");
+        assert_eq!([back, moved], stock, "{policy}");
+    }
 }
 
 #[test]

@@ -324,6 +324,43 @@ fn a_sensor_may_fail_vanish_and_come_back() {
     );
 }
 
+/// As with no descriptor left: what is open can be read, and nothing can be opened.
+#[test]
+fn what_cannot_be_opened_again_goes_on_being_read() {
+    let mut live = Live::copy_of("no-psi");
+    let before = live.sample_at_ms(100);
+    assert!(before.host.is_some() && before.cgroup.is_some() && before.faults.is_some());
+    let parts = ["meminfo", "self/cgroup", "self/mountinfo", "self/stat"]
+        .map(|file| format!("proc/{file}"))
+        .into_iter()
+        .chain(["max", "current", "stat"].map(|file| format!("{SERVICE}/memory.{file}")));
+    let replaced: Vec<(PathBuf, PathBuf)> = parts
+        .map(|file| (live.path(&file), live.path(&format!("{file}.before"))))
+        .collect();
+    for (path, aside) in &replaced {
+        fs::rename(path, aside).unwrap();
+        std::os::unix::fs::symlink(path, path).unwrap();
+        assert!(fs::read(path).is_err(), "a link to itself");
+    }
+    for ms in [1200, 2400, 3600] {
+        let sample = live.sample_at_ms(ms);
+        let now = (sample.host, sample.cgroup, sample.faults);
+        assert_eq!(now, (before.host, before.cgroup, before.faults), "{ms}");
+        assert_eq!(sample.degraded, before.degraded);
+    }
+    // What is open is the file that was there, so what it says now is seen.
+    let path = live.path("proc/meminfo.before");
+    fs::write(path, "MemTotal: 2 kB\nMemAvailable: 1 kB\n").unwrap();
+    assert_eq!(live.sample_at_ms(4800).host.unwrap().available_bytes, 1024);
+    for (path, aside) in &replaced {
+        fs::remove_file(path).unwrap();
+        fs::rename(aside, path).unwrap();
+    }
+    live.write(&format!("{SERVICE}/memory.max"), "3221225472\n");
+    let cgroup = live.sample_at_ms(6000).cgroup.unwrap();
+    assert_eq!(cgroup.limit_bytes, 3 << 30);
+}
+
 #[test]
 fn pressure_totals_do_not_jump_when_their_source_changes() {
     let psi = |some: u64| {

@@ -209,3 +209,60 @@ fn who_takes_nothing_of_an_answer_is_cut_off() {
     assert!(most < before + 8 * MIB, "{before} {most}");
     server.get("/health").json();
 }
+
+/// Files that the server has open.
+fn files(server: &Server) -> usize {
+    let files = std::fs::read_dir(format!("/proc/{}/fd", server.pid())).expect("fd");
+    files.count()
+}
+
+/// Soft and hard limit of open files.
+fn file_limits(server: &Server) -> Vec<String> {
+    let text = std::fs::read_to_string(format!("/proc/{}/limits", server.pid())).expect("limits");
+    let line = text.lines().find(|line| line.starts_with("Max open files"));
+    let words = line.expect("Max open files").split_whitespace();
+    words.skip(3).take(2).map(str::to_owned).collect()
+}
+
+#[test]
+fn connections_leave_files_for_sensors() {
+    let name = "connections_leave_files_for_sensors";
+    let Some(model) = support::moe(name) else {
+        return;
+    };
+    let server = Server::start_limited(&model, &[], "-Sn 160");
+    let [soft, hard] = &file_limits(&server)[..] else {
+        panic!("two limits");
+    };
+    assert_eq!(soft, hard, "raised as far as it may be");
+    drop(server);
+
+    let server = Server::start_limited(&model, &[], "-n 160");
+    assert!(
+        server
+            .stderr()
+            .contains("32 connections at once instead of 1024"),
+        "{}",
+        server.stderr()
+    );
+    server.post(CHAT, &chat(3)).json();
+    let before = files(&server);
+    // More than there are files for; others than the first wait until those go.
+    let held: Vec<TcpStream> = (0..150).map(|_| server.connect()).collect();
+    let began = Instant::now();
+    let mut most = 0;
+    // Sensors are opened anew each second.
+    while began.elapsed().as_secs_f64() < 2.5 {
+        most = most.max(files(&server));
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    eprintln!("files of 150 connections: {before} before, {most} at most");
+    assert!(most >= 32 + before - 8, "{before} {most}: they came in");
+    assert!(most <= 32 + before + 8, "{before} {most}");
+    drop(held);
+    server.post(CHAT, &chat(3)).json();
+    let said = server.stderr();
+    assert!(!said.contains("could not be taken"), "{said}");
+    let degraded = server.get("/api/state").json()["now"]["degraded"].to_string();
+    assert!(!degraded.contains("no_meminfo"), "{degraded}");
+}

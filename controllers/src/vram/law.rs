@@ -58,9 +58,10 @@ struct Now<'a> {
     step: Step,
     observation: &'a VramObservation<'a>,
     room: Room,
-    /// Lowest ceiling that must be kept to, for pools and for whole layers, bytes.
+    /// Lowest ceiling that must be kept to, for pools and for whole layers, bytes. A size that failed is none:
+    /// it bounds what is tried, not what works.
     hard: Sizes,
-    /// What may be grown to, value apart.
+    /// What may be grown to, value apart; sizes that failed count.
     calm: Sizes,
     /// What is worth having as a pool.
     value_bytes: Option<u64>,
@@ -173,7 +174,6 @@ impl VramLaw {
                 Some(most),
                 self.config.limit_bytes,
                 self.memory_or_none(memory),
-                self.failures.ceiling_bytes(),
             ];
             bounds.into_iter().flatten().min().unwrap_or(0)
         };
@@ -184,8 +184,8 @@ impl VramLaw {
             static_bytes: cap(room.static_bytes, host_bytes),
         };
         let calm = Sizes {
-            pool_bytes: cap(room.calm_pool_bytes, most),
-            static_bytes: cap(room.calm_static_bytes, host_bytes),
+            pool_bytes: self.failures.bound(cap(room.calm_pool_bytes, most)),
+            static_bytes: self.failures.bound(cap(room.calm_static_bytes, host_bytes)),
         };
         let mut now = Now {
             step,
@@ -251,7 +251,10 @@ impl VramLaw {
     fn still_fits(&self, now: &Now<'_>, order: Order) -> bool {
         let bytes = order.arrangement.bytes();
         bytes <= now.observation.applied.bytes()
-            || bytes <= self.most_of(now.hard, order.arrangement)
+            || bytes
+                <= self
+                    .failures
+                    .bound(self.most_of(now.hard, order.arrangement))
     }
 
     fn report(&self, now: &Now<'_>, chosen: (Choice, bool), out: &mut VramDecision) {

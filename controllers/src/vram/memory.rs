@@ -96,8 +96,8 @@ impl Memory {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Failures {
     wait_s: f64,
-    /// Ceiling and until when it stands, seconds.
-    ceiling: Option<(u64, f64)>,
+    /// What failed and until when it is remembered, seconds.
+    failed: Option<(Arrangement, f64)>,
     /// Nothing but yielding is tried before.
     until_s: f64,
 }
@@ -106,7 +106,7 @@ impl Failures {
     pub const fn new(config: &VramConfig) -> Self {
         Self {
             wait_s: config.retry_s,
-            ceiling: None,
+            failed: None,
             until_s: 0.0,
         }
     }
@@ -114,29 +114,70 @@ impl Failures {
     /// Takes in a failure, and forgets old ones.
     pub fn update(&mut self, now_s: f64, failed: Option<Arrangement>, config: &VramConfig) {
         if let Some(arrangement) = failed {
-            let bytes = to_bytes(arrangement.bytes() as f64 * BELOW_FAILED);
             self.until_s = now_s + self.wait_s;
-            if bytes > 0 {
-                self.ceiling = Some((bytes, now_s + FAILED_WAITS * self.wait_s));
+            if arrangement.bytes() > 0 {
+                self.failed = Some((arrangement, now_s + FAILED_WAITS * self.wait_s));
             }
             self.wait_s = (self.wait_s * 2.0).min(config.retry_max_s);
             return;
         }
-        if self.ceiling.is_some_and(|(_, until_s)| now_s >= until_s) {
-            self.ceiling = None;
+        if self.failed.is_some_and(|(_, until_s)| now_s >= until_s) {
+            self.failed = None;
         }
-        if self.ceiling.is_none() && now_s - self.until_s >= 2.0 * self.wait_s {
+        if self.failed.is_none() && now_s - self.until_s >= 2.0 * self.wait_s {
             self.wait_s = config.retry_s;
         }
     }
 
     /// Bytes that are not known to fail.
     pub fn ceiling_bytes(&self) -> Option<u64> {
-        self.ceiling.map(|(bytes, _)| bytes)
+        self.failed.map(|(failed, _)| below(failed))
+    }
+
+    /// The same, if what failed was less of what there is.
+    pub fn ceiling_below(&self, applied: Arrangement) -> Option<u64> {
+        let (failed, _) = self.failed?;
+        let less = failed.label() == applied.label() && failed.bytes() < applied.bytes();
+        less.then(|| below(failed))
+    }
+
+    /// At most so many bytes, and none that are known to fail.
+    pub fn bound(&self, bytes: u64) -> u64 {
+        self.ceiling_bytes().map_or(bytes, |most| most.min(bytes))
     }
 
     /// Whether the next try waits.
     pub fn waits(&self, now_s: f64) -> bool {
         now_s < self.until_s
+    }
+}
+
+fn below(failed: Arrangement) -> u64 {
+    to_bytes(failed.bytes() as f64 * BELOW_FAILED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_failed_bounds_a_yield_only_if_it_was_less_of_the_same() {
+        let pool = |pool_bytes| Arrangement::Reload { pool_bytes };
+        let config = VramConfig::default();
+        let mut failures = Failures::new(&config);
+        assert_eq!(failures.bound(400), 400);
+        for (failed, bounds) in [
+            (pool(400), None),
+            (pool(500), None),
+            (pool(300), Some(225)),
+            (Arrangement::Static { bytes: 300 }, None),
+        ] {
+            failures.update(0.0, Some(failed), &config);
+            assert_eq!(failures.ceiling_below(pool(400)), bounds, "{failed:?}");
+            assert_eq!(failures.bound(1000), below(failed));
+        }
+        let forgotten_s = FAILED_WAITS * config.retry_max_s + 1.0;
+        failures.update(forgotten_s, None, &config);
+        assert_eq!(failures.bound(1000), 1000);
     }
 }

@@ -158,6 +158,62 @@ fn without_meminfo_a_hog_is_not_seen() {
     }
 }
 
+/// Guards against growth to the whole model because `/proc/meminfo` could not be read for a while.
+#[test]
+fn meminfo_that_goes_missing_lets_nothing_grow_until_it_is_back() {
+    let (mut plant, mut policy) = warm(Sensors::ALL);
+    // Others have just left, so that there is something to grow to.
+    plant.others += 300 * MIB;
+    plant.run(&mut policy, 2.0);
+    plant.others -= 300 * MIB;
+    plant.run(&mut policy, 1.0);
+    let before = plant.out.capacity_bytes;
+    assert!(before <= 212 * MIB, "{}", before / MIB);
+    let host = ceiling(&plant.out, Ceiling::Host);
+    plant.sensors.host = false;
+    for _ in 0..600 {
+        plant.tick(&mut policy);
+        assert_eq!(ceiling(&plant.out, Ceiling::Host), host);
+        assert_eq!(plant.out.capacity_bytes, before);
+    }
+    // Idle memory is given back, and not taken again on the word of a sensor that says nothing.
+    plant.tokens_per_tick = 0;
+    plant.run(&mut policy, 320.0);
+    let idle = plant.out.capacity_bytes;
+    assert_eq!(idle, plant.shape.token_cycle_bytes());
+    plant.tokens_per_tick = 2;
+    plant.run(&mut policy, 60.0);
+    assert_eq!(plant.out.capacity_bytes, idle);
+    plant.sensors.host = true;
+    plant.run(&mut policy, 4.9);
+    assert_eq!(plant.out.capacity_bytes, idle, "the hold begins anew");
+    plant.run(&mut policy, 30.0);
+    assert!(
+        plant.out.capacity_bytes >= 500 * MIB,
+        "{}",
+        plant.out.capacity_bytes / MIB
+    );
+}
+
+/// A limit that is lifted is no sensor that fails.
+#[test]
+fn a_cgroup_limit_that_is_lifted_is_followed_after_the_hold() {
+    let mut plant = Plant::new(768 * MIB);
+    plant.cgroup_limit = Some(512 * MIB);
+    let mut policy = adaptive(&plant, &AdaptiveConfig::default());
+    plant.run(&mut policy, 10.0);
+    let before = plant.out.capacity_bytes;
+    plant.cgroup_limit = None;
+    plant.run(&mut policy, 4.9);
+    assert_eq!(plant.out.capacity_bytes, before);
+    plant.run(&mut policy, 20.0);
+    assert!(
+        plant.out.capacity_bytes >= 700 * MIB,
+        "{}",
+        plant.out.capacity_bytes / MIB
+    );
+}
+
 #[test]
 fn without_the_cgroup_its_limit_is_not_kept() {
     for (cgroup, sees) in [(true, true), (false, false)] {

@@ -48,7 +48,8 @@ pub struct DirectOptions {
     pub direct: bool,
     /// Read through io_uring.
     pub uring: bool,
-    /// Compare every slice that was read with the file's bytes through the page cache.
+    /// Compare the CRC-32 of every slice that was read with the one of the file's bytes, taken once, by a second
+    /// path: through the page cache.
     pub verify: bool,
     /// Lock the dense weights.
     pub lock_dense: bool,

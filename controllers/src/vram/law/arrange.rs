@@ -6,7 +6,7 @@ use crate::vram::decision::{Arrangement, ChangeKind, VramRule};
 
 impl VramLaw {
     pub(super) fn start(&self, now: &Now<'_>) -> Choice {
-        match self.pool_of(now.hard.pool_bytes) {
+        match self.pool_of(self.failures.bound(now.hard.pool_bytes)) {
             Arrangement::Cpu if self.is_unknown(now) => (Arrangement::Cpu, VramRule::Blind),
             Arrangement::Cpu => (Arrangement::Cpu, VramRule::TooSmall),
             pool => (pool, VramRule::Start),

@@ -22,8 +22,7 @@ impl VramLaw {
         if bytes == 0 || bytes <= self.most_of(now.hard, applied) {
             return None;
         }
-        let told = [self.config.limit_bytes, self.failures.ceiling_bytes()];
-        let told = told.into_iter().flatten().any(|most| bytes > most);
+        let told = self.config.limit_bytes.is_some_and(|most| bytes > most);
         let most_bank = matches!(applied, Arrangement::Reload { .. }) && bytes > self.bank_bytes;
         if !now.room.pressed && !told && !most_bank {
             return None;
@@ -31,7 +30,11 @@ impl VramLaw {
         // Who takes whatever is freed wants more than a sensor can say: each time twice as much.
         let extra = self.config.reserve_bytes as f64 * self.pace.insistence(now.step.now_s);
         let extra_bytes = if told { 0 } else { crate::num::to_bytes(extra) };
-        let left = |bytes: u64| bytes.saturating_sub(extra_bytes);
+        // A smaller size that failed has to be smaller the next time; a larger one, or another arrangement, says
+        // nothing of what works.
+        let failed = self.failures.ceiling_below(applied);
+        let most = failed.unwrap_or(u64::MAX);
+        let left = |bytes: u64| bytes.saturating_sub(extra_bytes).min(most);
         let static_bytes = left(now.hard.static_bytes);
         let arrangement = match applied {
             Arrangement::Static { .. } if self.layers(static_bytes) > 0 => Arrangement::Static {
@@ -83,7 +86,7 @@ impl VramLaw {
         let most = pool_bytes as f64 * self.config.growth_factor;
         let wanted = crate::num::to_bytes(most)
             .min(worth)
-            .min(now.hard.pool_bytes);
+            .min(self.failures.bound(now.hard.pool_bytes));
         let to = self.pool_of(wanted.min(now.calm.pool_bytes));
         let band = self.config.dead_band_share;
         if (wanted as f64) < pool_bytes as f64 * (1.0 + band) {

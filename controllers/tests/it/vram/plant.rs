@@ -61,6 +61,8 @@ pub struct Card {
     pub state_bytes: u64,
     /// Pools above this cannot be made.
     pub fails_above_bytes: u64,
+    /// Arrangements with this label cannot be made.
+    pub refuses: Option<&'static str>,
     pub sensors: Sensors,
     /// Changes that were made: when (seconds), to what, by which rule.
     pub changes: Vec<(f64, Arrangement, VramRule)>,
@@ -111,6 +113,7 @@ impl Card {
             reload_ns: 20_000_000_000,
             state_bytes: 10 * MIB,
             fails_above_bytes: u64::MAX,
+            refuses: None,
             sensors: Sensors {
                 memory: true,
                 figures: true,
@@ -213,7 +216,8 @@ impl Card {
         };
         let needs: u64 = self.layout.device_bytes(to).iter().sum();
         let could = self.total_bytes.saturating_sub(self.taken_bytes);
-        if needs > could || to.bytes() > self.fails_above_bytes {
+        let refused = self.refuses == Some(to.label());
+        if needs > could || refused || to.bytes() > self.fails_above_bytes {
             self.failed = Some(to);
             self.failures += 1;
             return;

@@ -314,6 +314,59 @@ fn what_could_not_be_made_is_tried_smaller_and_seldom() {
     assert!(card.failures <= 8, "{} failures", card.failures);
 }
 
+/// Guards against a pool that is made smaller because a larger one, or whole layers, could not be had.
+#[test]
+fn what_could_not_be_made_takes_nothing_from_what_works() {
+    // Growth by less than a third.
+    let mut card = Card::warm(&config());
+    card.others_bytes += 100 * MIB;
+    card.run(2.0);
+    let before = card.applied;
+    card.fails_above_bytes = before.bytes();
+    card.others_bytes -= 100 * MIB;
+    card.changes.clear();
+    card.run_with(600.0, |card| card.idle = card.now_s() > 300.0);
+    assert!(card.failures > 0, "it was tried");
+    assert_eq!((card.applied, rules(&card)), (before, vec![]));
+    // Whole layers of about the pool's size.
+    let mut card = Card::new(&config());
+    card.run(60.0);
+    let before = card.applied;
+    card.refuses = Some("static");
+    (card.width, card.skew) = (16, UNIFORM);
+    card.changes.clear();
+    card.run(400.0);
+    assert!(card.failures > 0, "they were tried");
+    let smaller: Vec<_> = card
+        .changes
+        .iter()
+        .filter(|change| change.2 == VramRule::Yield)
+        .collect();
+    assert_eq!(
+        smaller,
+        Vec::<&(f64, Arrangement, VramRule)>::new(),
+        "{before:?}"
+    );
+}
+
+#[test]
+fn a_yield_that_fails_asks_for_less_the_next_time() {
+    let mut card = Card::warm(&VramConfig {
+        reserve_bytes: 16 * MIB,
+        ..config()
+    });
+    card.fails_above_bytes = 400 * MIB;
+    card.others_bytes += 100 * MIB;
+    card.run(10.0);
+    let bytes = card.applied.bytes();
+    assert!(
+        (300 * MIB..=400 * MIB).contains(&bytes),
+        "{:?}",
+        card.changes
+    );
+    assert!(card.failures <= 2, "{} failures", card.failures);
+}
+
 #[test]
 fn saved_sequences_that_do_not_fit_forbid_what_is_not_urgent() {
     let mut card = Card::warm(&config());

@@ -1,6 +1,7 @@
 //! The journal of decisions: a ring in memory, and JSON lines in a file on request.
 
 use super::act::Acted;
+use super::journal_file::JournalFile;
 use super::monitor::Page;
 use super::observe::Plant;
 use super::tier::VramEntry;
@@ -9,16 +10,11 @@ use crate::time::{millis, seconds};
 use hotpin_controllers::{Action, Ceiling, Decision, ModelShape, Moment, PinLimit, Reason};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
-use std::fs::File;
-use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
 
 /// Entries kept in memory.
 const KEPT: usize = 4096;
 /// A tick on which nothing changed is written only when this much time has passed.
 const HEARTBEAT_NS: u64 = 1_000_000_000;
-/// A line stays in a buffer for this long at most.
-const UNSEEN_NS: u64 = 1_000_000_000;
 /// Capacity changes below this share are no change worth a line of their own.
 const CHANGE_SHARE: u64 = 256;
 
@@ -144,15 +140,6 @@ impl Entry {
         }
     }
 
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a time since start"
-    )]
-    fn now_ns(&self) -> u64 {
-        (self.t_s * 1e9) as u64
-    }
-
     /// Whether this tick deserves a line of its own after `before`.
     fn differs(&self, before: &Self) -> bool {
         let moved = self.capacity_bytes.abs_diff(before.capacity_bytes);
@@ -172,68 +159,6 @@ impl Entry {
     }
 }
 
-/// The journal file could not be opened.
-#[derive(Debug, thiserror::Error)]
-#[error("journal {path}: {source}")]
-pub struct JournalError {
-    /// The file.
-    pub path: PathBuf,
-    /// The cause.
-    pub source: std::io::Error,
-}
-
-/// An open journal file. A line is written whole or, after an error, no more at all.
-#[derive(Debug)]
-pub struct JournalFile {
-    path: PathBuf,
-    writer: Option<BufWriter<File>>,
-}
-
-impl JournalFile {
-    /// Creates or truncates the file.
-    ///
-    /// # Errors
-    /// [`JournalError`].
-    pub fn create(path: &Path) -> Result<Self, JournalError> {
-        let file = File::create(path).map_err(|source| JournalError {
-            path: path.to_owned(),
-            source,
-        })?;
-        Ok(Self {
-            path: path.to_owned(),
-            writer: Some(BufWriter::new(file)),
-        })
-    }
-
-    fn write(&mut self, entry: &Entry) {
-        let Some(writer) = &mut self.writer else {
-            return;
-        };
-        let written = serde_json::to_writer(&mut *writer, entry)
-            .map_err(std::io::Error::from)
-            .and_then(|()| writer.write_all(b"\n"));
-        self.give_up_after(written);
-    }
-
-    fn flush(&mut self) {
-        if let Some(writer) = &mut self.writer {
-            let flushed = writer.flush();
-            self.give_up_after(flushed);
-        }
-    }
-
-    /// A full disk must not stop a session; it is said once.
-    fn give_up_after(&mut self, result: std::io::Result<()>) {
-        if let Err(error) = result {
-            tracing::error!(
-                "journal {}: {error}; no more is written to it",
-                self.path.display()
-            );
-            self.writer = None;
-        }
-    }
-}
-
 /// The ring, and the file if there is one.
 #[derive(Debug, Default)]
 pub struct Journal {
@@ -243,8 +168,6 @@ pub struct Journal {
     file: Option<JournalFile>,
     quiet: u32,
     last_ns: u64,
-    /// When the first line was written that is still in a buffer.
-    unseen_ns: Option<u64>,
 }
 
 impl Journal {
@@ -257,18 +180,13 @@ impl Journal {
         }
     }
 
-    pub(super) fn push(&mut self, entry: Entry) {
-        let now_ns = entry.now_ns();
-        self.add(entry, now_ns);
-        // A line that nobody can see is of no use to whoever watches the file, and is lost with the process.
-        if let Some(since_ns) = self.unseen_ns
-            && now_ns.saturating_sub(since_ns) >= UNSEEN_NS
-        {
-            self.flush();
-        }
-    }
-
-    fn add(&mut self, mut entry: Entry, now_ns: u64) {
+    pub(super) fn push(&mut self, mut entry: Entry) {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a time since start"
+        )]
+        let now_ns = (entry.t_s * 1e9) as u64;
         let quiet = self
             .ring
             .back()
@@ -281,7 +199,6 @@ impl Journal {
         self.last_ns = now_ns;
         if let Some(file) = &mut self.file {
             file.write(&entry);
-            self.unseen_ns.get_or_insert(now_ns);
         }
         if self.ring.len() == KEPT {
             self.ring.pop_front();
@@ -316,8 +233,8 @@ impl Journal {
         Page { entries, oldest }
     }
 
+    /// Waits until the file has all lines, for a while.
     pub(super) fn flush(&mut self) {
-        self.unseen_ns = None;
         if let Some(file) = &mut self.file {
             file.flush();
         }

@@ -6,6 +6,7 @@ mod ahead;
 mod alarm;
 mod dense;
 mod journal;
+mod journal_file;
 mod monitor;
 mod observe;
 mod outcomes;
@@ -17,7 +18,8 @@ mod vram;
 mod watchdog;
 
 pub use dense::DenseWeights;
-pub use journal::{Change, Entry, Journal, JournalError, JournalFile};
+pub use journal::{Change, Entry, Journal};
+pub use journal_file::{JournalError, JournalFile};
 pub use monitor::{Event, Fate, Monitor, Page, Standing};
 pub use suspend::Suspended;
 pub use tier::{VramChange, VramEntry, VramPoint};

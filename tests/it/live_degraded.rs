@@ -878,12 +878,12 @@ fn with_swap_in_a_file_experts_that_were_swapped_out_are_given_up_and_memory_is_
             .filter_map(|entry| entry.lost_bytes)
             .sum()
     };
-    wait_until("what was swapped out is given up", || given_up() > out / 4);
+    wait_until("what was swapped out is given up", || given_up() > out / 10);
     let mut room = (0, 0);
     wait_until("memory is used, and no more than there is", || {
         let last = entries(&journal).pop().expect("a tick");
         room = (last.capacity_bytes, last.transit_bytes + last.pinned_bytes);
-        room.1 > 150_000_000 && room.1 <= room.0 && room.0 < 300_000_000
+        room.1 > 150_000_000 && room.1 <= room.0 && room.0 <= 300_000_000 - (64 << 20)
     });
     eprintln!(
         "{out} bytes swapped out, {} still are; {} given up; capacity and experts {room:?} of 300 MB",

@@ -339,6 +339,37 @@ fn a_load_that_panics_does_not_leave_the_engine_waiting() {
     }
 }
 
+/// What the first decision wants is read between ticks; a panic there is the governor's as well.
+#[test]
+fn a_governor_that_panics_between_ticks_unlocks_everything_and_the_session_goes_on() {
+    let name = "a_governor_that_panics_between_ticks_unlocks_everything_and_the_session_goes_on";
+    let Some(loaded) = support::loaded(name) else {
+        return;
+    };
+    let tokens = loaded.tokens(102);
+    let stock = bits(&mut loaded.rig(PolicyKind::Off, None, TICK), &tokens, 24);
+    let before = support::locked_bytes();
+    let how = DirectOptions {
+        fault: Some(Fault::LoaderPanic(1)),
+        ..DirectOptions::default()
+    };
+    let mut options = loaded.rig_options(PolicyKind::Adaptive, Some(100 << 20), TICK);
+    options.store = StoreKind::Direct;
+    options.direct = how;
+    options.fill = Fill::Beside;
+    let mut rig = Rig::assemble(loaded.model, loaded.map, options, &mut |_, _| {}).expect("rig");
+    let failed = || {
+        let governor = rig.governor.as_ref().expect("governor");
+        governor.status().failed
+    };
+    support::wait_until("the governor to fail", || failed().is_some());
+    let said = failed().expect("failed");
+    assert!(said.contains("everything was unlocked"), "{said}");
+    assert_eq!(support::locked_bytes(), before);
+    assert_eq!(bits(&mut rig, &tokens, 24), stock);
+    assert_eq!(support::locked_bytes(), before);
+}
+
 /// Whoever wants an expert pinned may leave off while it is read: then it comes later, one at a time, taken in by
 /// who looks next, also by the engine when it is routed.
 #[test]

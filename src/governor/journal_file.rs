@@ -138,17 +138,32 @@ mod tests {
     use std::sync::{Arc, Condvar, Mutex};
     use std::time::Instant;
 
-    /// Takes lines once its door is open.
+    #[derive(Default)]
+    struct Disk {
+        takes: bool,
+        bytes: Vec<u8>,
+    }
+
+    /// Takes nothing at first.
     #[derive(Clone, Default)]
-    struct Slow(Arc<(Mutex<(bool, Vec<u8>)>, Condvar)>);
+    struct Slow(Arc<(Mutex<Disk>, Condvar)>);
+
+    impl Slow {
+        fn disk(&self) -> std::sync::MutexGuard<'_, Disk> {
+            self.0.0.lock().unwrap()
+        }
+
+        fn goes_on(&self) {
+            self.disk().takes = true;
+            self.0.1.notify_all();
+        }
+    }
 
     impl Write for Slow {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            let (state, opened) = &*self.0;
-            let mut state = opened
-                .wait_while(state.lock().unwrap(), |state| !state.0)
-                .unwrap();
-            state.1.extend_from_slice(bytes);
+            let stands = |disk: &mut Disk| !disk.takes;
+            let mut disk = self.0.1.wait_while(self.disk(), stands).unwrap();
+            disk.bytes.extend_from_slice(bytes);
             Ok(bytes.len())
         }
 
@@ -186,11 +201,10 @@ mod tests {
             file.write(&entry);
         }
         assert!(began.elapsed() < Duration::from_secs(1));
-        assert!(slow.0.0.lock().unwrap().1.is_empty());
-        slow.0.0.lock().unwrap().0 = true;
-        slow.0.1.notify_all();
+        assert!(slow.disk().bytes.is_empty());
+        slow.goes_on();
         file.flush();
-        let lines = String::from_utf8(slow.0.0.lock().unwrap().1.clone()).unwrap();
+        let lines = String::from_utf8(slow.disk().bytes.clone()).unwrap();
         assert_eq!(lines.lines().count(), 1000);
         for line in lines.lines() {
             serde_json::from_str::<Entry>(line).unwrap();
@@ -206,11 +220,10 @@ mod tests {
             file.write(&entry);
         }
         assert!(file.orders.is_none(), "no more is taken");
-        slow.0.0.lock().unwrap().0 = true;
-        slow.0.1.notify_all();
+        slow.goes_on();
         let until = Instant::now() + Duration::from_secs(10);
         let count = || {
-            let bytes = slow.0.0.lock().unwrap().1.clone();
+            let bytes = slow.disk().bytes.clone();
             bytes.iter().filter(|&&byte| byte == b'\n').count()
         };
         while count() < MOST_WAITING && Instant::now() < until {

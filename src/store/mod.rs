@@ -232,9 +232,9 @@ pub trait ExpertStore: Send + Sync + std::fmt::Debug {
     }
 
     /// Reads an expert into transit if there is room, behind what the engine reads. For the start, best first;
-    /// does nothing where the kernel keeps transit. True while there was room.
+    /// does nothing where the kernel keeps transit. True while there was room, and memory for it.
     fn warm(&self, expert: ExpertId) -> bool {
-        self.warm_unless(expert, &mut || false) != Warmed::NoRoom
+        self.warm_unless(expert, &mut || false) == Warmed::Done
     }
 
     /// The same, and back as soon as `leave_off` says so while the expert is read.

@@ -116,7 +116,14 @@ fn killed_at_any_moment_it_leaves_nothing_locked_and_no_broken_file() {
     );
     let mut draw = Draw(kills);
     let (mut alive, mut locked, mut recorded) = (0, 0, 0);
-    for kill in 0..usize::try_from(kills).expect("small") {
+    let least = usize::try_from(kills).expect("small");
+    let mut done = 0;
+    for kill in 0..4 * least {
+        // Where the machine was busier than before, all of them may have come before the first token.
+        if kill >= least && recorded > 0 && locked > 0 {
+            break;
+        }
+        done += 1;
         let session = &sessions[kill % 2];
         let mut child = within(&join, &program(session.args()))
             .stdout(Stdio::null())
@@ -136,12 +143,12 @@ fn killed_at_any_moment_it_leaves_nothing_locked_and_no_broken_file() {
         recorded += session.check_files(&map);
     }
     eprintln!(
-        "{kills} kills: {alive} while it ran, {locked} with memory locked; {recorded} tokens recorded"
+        "{done} kills: {alive} while it ran, {locked} with memory locked; {recorded} tokens recorded"
     );
     assert!(recorded > 0);
     assert!(
-        alive * 2 >= kills,
-        "{alive} of {kills} kills hit a running program"
+        alive * 2 >= done,
+        "{alive} of {done} kills hit a running program"
     );
     assert!(locked > 0, "no kill hit one that had memory locked");
     for session in &sessions {

@@ -631,7 +631,7 @@ fn memory_is_given_back_at_once_while_the_disk_hardly_reads() {
         let (tick, keep) = (["--tick-ms", "20"], ["--journal", &path]);
         let more = [&["--store", store, "--profile", &profile][..], &tick, &keep].concat();
         let args = support::with_context(greedy(&own.model, PROMPT, "2000", &more));
-        let command = within(&join, &of(&in_memory, program(args)));
+        let command = within(&join, &of(&in_memory, &program(args)));
         let run = Answering::begin(within(&disk.join(), &command), 8);
         wait_until("some experts are locked", || run.locked() > 80_000_000);
         // An expert has 1.4 MB, and the engine reads beside it.
@@ -678,7 +678,7 @@ fn memory_is_given_back_at_once_while_the_disk_hardly_reads() {
 }
 
 /// The same command of another program.
-fn of(path: &Path, command: Command) -> Command {
+fn of(path: &Path, command: &Command) -> Command {
     let mut other = Command::new(path);
     other.args(command.get_args());
     other

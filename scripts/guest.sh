@@ -106,7 +106,7 @@ for accelerator in ${GUEST_ACCELERATOR:-kvm tcg}; do
         break
     fi
     echo "guest.sh: nothing starts with KVM here; the processor is emulated, and lacks AVX-512, for which llama.cpp" \
-        "may have been built: then the program ends with SIGILL" >&2
+        "may have been built: then a signal ends the program" >&2
     kill "$pid" 2>/dev/null || true
     wait "$pid" || true
 done

@@ -78,8 +78,7 @@ fn kept_bytes(store: &dyn ExpertStore) -> u64 {
 /// Without a profile all ranks are alike and nothing is worth reading ahead.
 fn warm_transit(store: &dyn ExpertStore, ranks: &[f32], must_stop: &mut dyn FnMut() -> bool) {
     let _ = best_first(ranks).into_iter().all(|id| {
-        let goes_on = !must_stop();
-        goes_on
+        !must_stop()
             && matches!(
                 store.warm_unless(id, must_stop),
                 Warmed::Done | Warmed::UnderWay

@@ -20,8 +20,8 @@ pub const BLOCKING: DirectOptions = DirectOptions {
 };
 
 /// One layer of experts that are larger than a huge page and no multiple of one.
-pub fn store(folder: &Path, options: DirectOptions) -> (DirectStore, u64, memmap2::Mmap) {
-    let mut file = Gguf::model("testmoe", "arena", 1)
+pub fn one_layer(name: &str) -> Gguf {
+    let mut file = Gguf::model("testmoe", name, 1)
         .u32("testmoe.expert_count", EXPERTS)
         .u32("testmoe.expert_used_count", 2)
         .hole("token_embd.weight", &[64, 10], F16);
@@ -29,7 +29,12 @@ pub fn store(folder: &Path, options: DirectOptions) -> (DirectStore, u64, memmap
         let name = format!("blk.0.ffn_{part}_exps.weight");
         file = file.hole(&name, &[1024, 900, EXPERTS.into()], Q8_0);
     }
-    let path = file.write(folder, "model.gguf");
+    file
+}
+
+/// A store over such a layer.
+pub fn store(folder: &Path, options: DirectOptions) -> (DirectStore, u64, memmap2::Mmap) {
+    let path = one_layer("arena").write(folder, "model.gguf");
     let map = ModelMap::open(&path).expect("map");
     let file = std::fs::File::open(&path).expect("open");
     // SAFETY: nobody changes the file, and the mapping is given to whoever has the store.

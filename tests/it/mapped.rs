@@ -1,7 +1,8 @@
 //! Pages of store `mapped`, without an engine.
 
 use super::support;
-use crate::gguf_writer::{F16, F32, Gguf, Q8_0};
+use crate::arena::{EXPERTS, one_layer};
+use crate::gguf_writer::F32;
 use crate::warmed::learned;
 use hotpin::model::ModelMap;
 use hotpin::store::{DenseLock, ExpertStore, Layout, MappedStore, TransitKeeper};
@@ -11,8 +12,6 @@ use nix::unistd::{Uid, setfsuid};
 use std::fs::File;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-
-const EXPERTS: u32 = 24;
 
 /// A model of one layer in a file that nobody has read yet.
 struct Cold {
@@ -27,16 +26,8 @@ impl Cold {
     fn new() -> Self {
         // On a disk, and open to everybody.
         let folder = tempfile::tempdir_in("/var/tmp").expect("folder");
-        let mut file = Gguf::model("testmoe", "cold", 1)
-            .u32("testmoe.expert_count", EXPERTS)
-            .u32("testmoe.expert_used_count", 2)
-            .hole("token_embd.weight", &[64, 10], F16);
-        for part in ["gate", "up", "down"] {
-            let name = format!("blk.0.ffn_{part}_exps.weight");
-            file = file.hole(&name, &[1024, 900, EXPERTS.into()], Q8_0);
-        }
         // Dense, and the last of the file.
-        file = file.hole("output.weight", &[64, 4000], F32);
+        let file = one_layer("cold").hole("output.weight", &[64, 4000], F32);
         let path = file.write(folder.path(), "model.gguf");
         let map = ModelMap::open(&path).expect("map");
         let opened = File::open(&path).expect("open");

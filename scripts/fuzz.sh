@@ -13,8 +13,14 @@ rustc "+$nightly" --version >/dev/null 2>&1 || {
     exit 1
 }
 mkdir -p "$folder"
-# llama.cpp's downloads, which nobody calls here, call what is not linked; with a sanitizer the linker takes them in.
-export RUSTFLAGS="-Clink-arg=-Wl,--warn-unresolved-symbols ${RUSTFLAGS:-}"
+# llama.cpp's downloads, which nobody calls here, call a library that llama-cpp-sys-4 ships and does not build. Coverage
+# keeps every function alive, so the linker asks for it.
+binding=$(cargo metadata --format-version 1 --manifest-path fuzz/Cargo.toml | python3 -c '
+import json, sys
+packages = json.load(sys.stdin)["packages"]
+print(next(p["manifest_path"] for p in packages if p["name"] == "llama-cpp-sys-4").removesuffix("/Cargo.toml"))')
+"${CXX:-c++}" -std=c++17 -O1 -fPIC -c "$binding/llama.cpp/vendor/cpp-httplib/httplib.cpp" -o "$folder/httplib.o"
+export RUSTFLAGS="-Clink-arg=$folder/httplib.o ${RUSTFLAGS:-}"
 for target in fuzz/fuzz_targets/*.rs; do
     target=$(basename "$target" .rs)
     echo "### $target"

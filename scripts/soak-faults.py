@@ -99,10 +99,12 @@ def compare():
         for _ in range(50):
             time.sleep(0.1)
             before = locked_kb() << 10
-            books = int(metric(ask("/metrics"), "hotpin_locked_bytes"))
-            if before == books == locked_kb() << 10:
+            metrics = ask("/metrics")
+            books = int(metric(metrics, "hotpin_locked_bytes"))
+            whole = books + int(metric(metrics, "hotpin_program_locked_bytes"))
+            if before == whole == locked_kb() << 10:
                 return books, 0
-        return books, before - books
+        return books, before - whole
     finally:
         ask("/api/control/resume", {})
 

@@ -6,7 +6,7 @@ use crate::plant::Rig;
 use crate::rng::Rng;
 use crate::sensors::{Roots, Sensors};
 use crate::size::format_bytes;
-use crate::store::ExpertStore;
+use crate::store::{ExpertStore, program};
 use anyhow::{Context, Result, ensure};
 use hotpin_controllers::Moment;
 use serde::{Deserialize, Serialize};
@@ -143,7 +143,8 @@ impl Watch {
         for _ in 0..SETTLED_WITHIN {
             let before = self.store.locked_bytes();
             let sample = self.sensors.sample(Moment::default());
-            let kernel = sample.locks.locked_bytes.context("VmLck cannot be read")?;
+            let locked = sample.locks.locked_bytes.context("VmLck cannot be read")?;
+            let kernel = locked.saturating_sub(program::locked_bytes());
             let beside = sample.anonymous_bytes.context("RssAnon cannot be read")?;
             let held = self.store.held().pinned_bytes + self.store.private_transit_bytes();
             differed = (before, kernel);

@@ -2,7 +2,7 @@
 //! locked weights in a group that is full are what the kernel's killer ends.
 
 use crate::sensors::Sample;
-use crate::store::{DenseLock, ExpertStore};
+use crate::store::{DenseLock, ExpertStore, program};
 use hotpin_controllers::config::CapacityConfig;
 
 /// The dense weights of a session.
@@ -80,9 +80,11 @@ impl DenseWeights {
         (!self.refused && capacity_bytes > 0 && self.fit(sample)).then_some(true)
     }
 
-    /// Locks or unlocks them.
+    /// Locks or unlocks them, and the program with them.
     pub(super) fn set(&mut self, store: &dyn ExpertStore, lock: bool) {
         let outcome = store.set_dense_locked(lock);
+        // With them go the pages of the program, the last that is locked.
+        program::set_locked(lock);
         match &outcome {
             DenseLock::Locked(_) => {
                 tracing::warn!("dense weights are locked again: there is room for them");

@@ -4,6 +4,7 @@ use super::app::{App, Phase, Ready};
 use super::degraded;
 use super::stats::{Outcome, TOKEN_BOUNDS_S};
 use crate::governor::{Monitor, Status, VramEntry};
+use crate::store::program;
 use crate::time::seconds;
 use hdrhistogram::Histogram;
 use hotpin_controllers::Ceiling;
@@ -194,6 +195,11 @@ fn engine(out: &mut Out<'_>, ready: &Ready) -> fmt::Result {
             "hotpin_locked_bytes",
             "Bytes locked by the books, dense weights included, in whole pages",
             store.locked_bytes(),
+        )?;
+        out.gauge(
+            "hotpin_program_locked_bytes",
+            "Bytes of the program and its libraries that are kept in memory once they are used",
+            program::locked_bytes(),
         )?;
     }
     out.counter(

@@ -13,6 +13,7 @@ mod layout;
 mod mapped;
 mod pages;
 pub mod probe;
+pub mod program;
 mod ranks;
 pub mod residency;
 mod slice;
@@ -290,7 +291,7 @@ pub trait ExpertStore: Send + Sync + std::fmt::Debug {
     fn check_unchanged(&self) -> Result<(), String>;
 
     /// Bytes that are locked by the books, dense weights included, in whole pages and each page once: what
-    /// the kernel counts as `VmLck`.
+    /// the kernel counts as `VmLck`, but for the [program's own](program::locked_bytes).
     fn locked_bytes(&self) -> u64;
 
     /// Residence of every expert, by the books.

@@ -17,10 +17,10 @@ pub(super) fn page_bytes() -> usize {
     })
 }
 
-/// A range of whole pages of the model's file mapping.
+/// A range of whole pages of a file mapping, the model's or the program's.
 ///
 /// Built only from the layout, which checked that the addresses belong to a mapping that lives as
-/// long as the store.
+/// long as the store, and from where the kernel says the program is, which stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PageRange {
     start: usize,
@@ -108,8 +108,9 @@ fn advise(range: PageRange, advice: libc::c_int) -> Result<(), Errno> {
     if range.is_empty() {
         return Ok(());
     }
-    // SAFETY: the range is whole pages of a read-only file mapping that outlives the store; every
-    // advice used here leaves the contents that a later read sees unchanged.
+    // SAFETY: the range is whole pages of a file mapping that outlives the store; every advice used
+    // here leaves the contents that a later read sees unchanged. Pages that are discarded are only those
+    // of the model, which nobody can write to.
     Errno::result(unsafe { libc::madvise(range.ptr(), range.len, advice) }).map(drop)
 }
 
@@ -148,6 +149,26 @@ pub(super) fn lock(range: PageRange) -> Result<(), Errno> {
         unlock(range);
     }
     result
+}
+
+/// Locks what is there of the range, and every other page of it as soon as it is. After a failure nothing of the
+/// range is locked.
+pub(super) fn lock_on_fault(range: PageRange) -> Result<(), Errno> {
+    if range.is_empty() {
+        return Ok(());
+    }
+    // SAFETY: as for `advise`; locking changes no contents.
+    let result = unsafe { libc::mlock2(range.ptr(), range.len, libc::MLOCK_ONFAULT) };
+    let result = Errno::result(result).map(drop);
+    if result.is_err() {
+        unlock(range);
+    }
+    result
+}
+
+/// Reads the range and maps it, page by page.
+pub(super) fn populate_read(range: PageRange) -> Result<(), Errno> {
+    advise(range, libc::MADV_POPULATE_READ)
 }
 
 /// What to do about a lock that was refused.

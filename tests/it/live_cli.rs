@@ -1,8 +1,8 @@
 //! The real program on real models: what it prints, how it exits, and what it leaves locked.
 
 use super::support::{
-    self, Ran, THREADS, greedy, kb_line, program, run, run_with_input, unevictable_bytes,
-    wait_until, within, without_privilege,
+    self, Ran, THREADS, greedy, program, run, run_with_input, unevictable_bytes, wait_until,
+    within, without_privilege,
 };
 use hotpin::governor::Entry;
 use hotpin::model::ModelMap;
@@ -196,14 +196,13 @@ fn a_killed_program_leaves_nothing_locked() {
         .spawn()
         .expect("start");
     // Large folios that lie in part outside what is locked would not be counted here.
-    let status = format!("/proc/{}/status", child.id());
     wait_until("pins, each of them out of reclaim's reach", || {
         assert_eq!(
             child.try_wait().expect("wait"),
             None,
             "it runs until it is killed"
         );
-        let locked = kb_line(&status, "VmLck").unwrap_or(0);
+        let locked = support::locked_by(child.id());
         locked > 100 << 20 && unevictable_bytes(&join) > locked / 10 * 9
     });
     child.kill().expect("kill");

@@ -133,8 +133,7 @@ fn killed_at_any_moment_it_leaves_nothing_locked_and_no_broken_file() {
         // The machine may be slower or faster by now; some kills come too late, and that is a moment too.
         let moment_ms = draw.below((whole_ms * 11 / 10).max(1));
         std::thread::sleep(Duration::from_millis(moment_ms as u64));
-        let status = format!("/proc/{}/status", child.id());
-        locked += u64::from(support::kb_line(status, "VmLck").is_some_and(|bytes| bytes > 0));
+        locked += u64::from(support::locked_by(child.id()) > 0);
         let ended = child.try_wait().expect("wait").is_some();
         alive += u64::from(!ended);
         if ended {

@@ -16,7 +16,7 @@ fn ask(server: &Server, most: u32) -> Value {
 
 /// The names and types that dashboards and alerts are built on. With a key, since controls are tested
 /// with it, under a capacity that makes the loop work.
-const GOLDEN: [(&str, &str); 24] = [
+const GOLDEN: [(&str, &str); 25] = [
     ("hotpin_binding_ceiling", "gauge"),
     ("hotpin_cached_prompt_tokens_total", "counter"),
     ("hotpin_capacity_bytes", "gauge"),
@@ -33,6 +33,7 @@ const GOLDEN: [(&str, &str); 24] = [
     ("hotpin_mlock_errors_total", "counter"),
     ("hotpin_pinned_bytes", "gauge"),
     ("hotpin_pressure_stall_seconds_total", "counter"),
+    ("hotpin_program_locked_bytes", "gauge"),
     ("hotpin_prompt_tokens_total", "counter"),
     ("hotpin_requests_queued", "gauge"),
     ("hotpin_requests_running", "gauge"),

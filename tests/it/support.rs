@@ -21,6 +21,7 @@ use hotpin_controllers::{
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
+use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process, VmFlags};
 use sha2::{Digest, Sha256};
 use std::ffi::OsStr;
 use std::fs;
@@ -302,6 +303,36 @@ pub fn locked_bytes() -> u64 {
     kb_line("/proc/self/status", "VmLck").expect("VmLck")
 }
 
+/// Bytes of the model that another process has locked: whole mappings that the kernel flags, without those of
+/// the program and its libraries. 0 when the process has ended.
+pub fn locked_by(pid: u32) -> u64 {
+    let of_program = |path: &Path| path.extension().is_none_or(|extension| extension != "gguf");
+    let locked = mappings(pid).into_iter().filter(|map| {
+        map.extension.vm_flags.contains(VmFlags::LO)
+            && !matches!(&map.pathname, MMapPath::Path(path) if of_program(path))
+    });
+    locked.map(|map| map.extension.map["Size"]).sum()
+}
+
+/// Bytes of code of `program` that another process has mapped, and those of them that are in memory.
+pub fn code_of(pid: u32, program: &Path) -> (u64, u64) {
+    let code = mappings(pid).into_iter().filter(|map| {
+        map.perms.contains(MMPermissions::EXECUTE)
+            && map.pathname == MMapPath::Path(program.to_path_buf())
+    });
+    code.fold((0, 0), |(mapped, there), map| {
+        let sizes = &map.extension.map;
+        (mapped + sizes["Size"], there + sizes["Rss"])
+    })
+}
+
+fn mappings(pid: u32) -> Vec<MemoryMap> {
+    let process = Process::new(i32::try_from(pid).expect("pid"));
+    let maps = process.and_then(|process| process.smaps());
+    maps.map(|maps| maps.into_iter().collect())
+        .unwrap_or_default()
+}
+
 /// Waits until `done`, looking often; panics with `what` after a time that only a hang takes.
 pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let began = Instant::now();
@@ -470,10 +501,15 @@ impl Copy {
 
     /// Drops the copy from the page cache.
     pub fn evict(&self) {
-        let file = fs::File::open(&self.model).expect("open");
-        file.sync_all().expect("sync");
-        posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).expect("evict");
+        evict(&self.model);
     }
+}
+
+/// Drops a file that nobody maps from the page cache.
+pub fn evict(path: &Path) {
+    let file = fs::File::open(path).expect("open");
+    file.sync_all().expect("sync");
+    posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).expect("evict");
 }
 
 /// A number from the environment, for the long form of a test.
@@ -562,9 +598,9 @@ impl Answering {
         self.child.id()
     }
 
-    /// Bytes that it has locked.
+    /// Bytes of the model that it has locked.
     pub fn locked(&self) -> u64 {
-        kb_line(format!("/proc/{}/status", self.id()), "VmLck").unwrap_or(0)
+        locked_by(self.id())
     }
 
     pub fn signal(&self, signal: Signal) {

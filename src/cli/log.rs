@@ -1,8 +1,11 @@
-//! The log on stderr: as lines for people or as JSON, and its level, which may change while it runs.
+//! The log on stderr: as lines for people or as JSON, and its level, which may change while it runs. A thread of its
+//! own writes it, so that nobody waits for a terminal that is stopped, a full pipe or a disk that stands still;
+//! what does not fit into the queue is left out.
 
 use clap::{ArgAction, Args, ValueEnum};
 use std::io::Write;
 use std::sync::OnceLock;
+use tracing_appender::non_blocking::{NonBlocking, WorkerGuard};
 use tracing_subscriber::filter::ParseError;
 use tracing_subscriber::prelude::*;
 use tracing_subscriber::{EnvFilter, Registry, fmt, reload};
@@ -44,6 +47,7 @@ pub(super) enum Format {
 struct Log {
     format: Format,
     level: reload::Handle<EnvFilter, Registry>,
+    writer: NonBlocking,
 }
 
 static LOG: OnceLock<Log> = OnceLock::new();
@@ -73,11 +77,12 @@ impl LogArgs {
     }
 }
 
-/// Starts the log.
-pub(super) fn init(level: &str, format: Format) {
+/// Starts the log. What is returned sees to it, when it goes, that everything is written, for a second at most.
+pub(super) fn init(level: &str, format: Format) -> WorkerGuard {
+    let (writer, guard) = tracing_appender::non_blocking(std::io::stderr());
     let (filter, handle) = reload::Layer::new(filter(level));
     let layer = fmt::layer()
-        .with_writer(std::io::stderr)
+        .with_writer(writer.clone())
         .log_internal_errors(false);
     let layer = match format {
         Format::Text => layer.with_target(false).without_time().boxed(),
@@ -91,8 +96,10 @@ pub(super) fn init(level: &str, format: Format) {
         let _ = LOG.set(Log {
             format,
             level: handle,
+            writer,
         });
     }
+    guard
 }
 
 /// Changes the level from now on.
@@ -106,7 +113,11 @@ pub(super) fn set_level(level: &str) {
 pub(super) fn note(text: &str) {
     match LOG.get() {
         Some(log) if log.format == Format::Json => tracing::info!(target: NOTES, "{text}"),
-        _ => {
+        // In one piece, and behind what was logged before.
+        Some(log) => {
+            let _ = log.writer.clone().write_all(format!("{text}\n").as_bytes());
+        }
+        None => {
             let _ = writeln!(std::io::stderr(), "{text}");
         }
     }

@@ -153,7 +153,7 @@ pub fn main() -> ExitCode {
         }
     };
     crate::engine::end_on_lost_page();
-    log::init(invocation.log_level(), invocation.cli.log.log_format);
+    let _written = log::init(invocation.log_level(), invocation.cli.log.log_format);
     match execute(&invocation) {
         Ok(code) => code,
         Err(error) => {

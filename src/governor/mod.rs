@@ -315,6 +315,8 @@ impl Governor {
             let patience = if is_stuck { PATIENCE } else { STUCK_AFTER };
             if !ends_within(&thread, patience) {
                 tracing::error!("the governor's work does not end; the program ends without it");
+                // The log may be written by another thread.
+                std::thread::sleep(PATIENCE_STEP * 10);
                 std::process::exit(1);
             }
             // A panic in the loop is caught inside and reported in the status.

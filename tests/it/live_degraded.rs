@@ -682,6 +682,32 @@ fn memory_is_given_back_at_once_while_the_disk_hardly_reads() {
     }
 }
 
+/// A log that nobody takes, as of a terminal that is stopped, holds up neither engine nor governor.
+#[test]
+fn a_log_that_nobody_reads_holds_up_nobody() {
+    let name = "a_log_that_nobody_reads_holds_up_nobody";
+    let Some(model) = support::moe(name) else {
+        return;
+    };
+    let more = ["--log-level", "trace", "--tick-ms", "20"];
+    let read = run(greedy(&model, PROMPT, "40", &more));
+    assert!(read.stderr.len() > 2 << 16, "{}", read.stderr.len());
+    let stock = read.success();
+    let mut child = program(greedy(&model, PROMPT, "40", &more))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("start");
+    // A pipe takes 64 KiB, and nobody reads this one.
+    let _unread = child.stderr.take().expect("stderr");
+    let mut text = String::new();
+    let mut stdout = child.stdout.take().expect("stdout");
+    std::io::Read::read_to_string(&mut stdout, &mut text).expect("text");
+    assert_eq!(text, stock);
+    wait_until("it ends", || child.try_wait().expect("wait").is_some());
+    assert!(child.wait().expect("wait").success());
+}
+
 /// The same command of another program.
 fn of(path: &Path, command: &Command) -> Command {
     let mut other = Command::new(path);

@@ -131,6 +131,32 @@ fn what_the_kernel_refuses_for_long_is_read_when_it_no_longer_does() {
     }
 }
 
+/// A decode that is given up, or a wrong guess, leaves an expert behind that nobody waits for. The governor can have it.
+#[test]
+fn what_the_engine_left_behind_is_taken_in_by_the_governor() {
+    let _alone = support::alone();
+    let name = "what_the_engine_left_behind_is_taken_in_by_the_governor";
+    let Some((store, _folder, _mapping)) = refusing(name, 0) else {
+        return;
+    };
+    let left_behind = ExpertId(2);
+    store.fetch(&[left_behind]).expect("fetch");
+    assert!(!store.pin(left_behind).expect("pin"), "the engine reads it");
+    support::wait_until("it is pinned", || {
+        store.start_tick();
+        store.pin(left_behind).expect("pin")
+    });
+    // Nobody gives way to reads that have ended, which takes 40 ms each time.
+    let began = std::time::Instant::now();
+    for expert in 3..EXPERTS {
+        assert_eq!(
+            store.warm_unless(ExpertId(expert), &mut || false),
+            Warmed::Done
+        );
+    }
+    assert!(began.elapsed() < (EXPERTS - 3) * Duration::from_millis(40));
+}
+
 /// A store whose readers are refused so many calls each; `None`, said, without io_uring.
 fn refusing(name: &str, calls: u32) -> Option<(DirectStore, tempfile::TempDir, memmap2::Mmap)> {
     let folder = tempfile::tempdir().expect("folder");

@@ -13,7 +13,7 @@ use crate::config::args::DeviceArgs;
 use crate::engine::{EngineOptions, Model, Session, Token};
 use crate::governor::{Journal, JournalFile, OnFailure};
 use crate::model::ModelMap;
-use crate::plant::{Rig, RigOptions, Totals, VramOptions, keep_program};
+use crate::plant::{Rig, RigOptions, Totals, VramOptions};
 use crate::profile::Profile;
 use crate::sensors::{Roots, Sample, Sensors};
 use crate::store::{DirectOptions, StoreKind};
@@ -99,7 +99,6 @@ fn run(request: &ChildRequest) -> Result<ChildResult> {
     let placement = passed.device.placement(&map);
     let options = rig_options(request, &map, passed)?;
     let policy = options.policy;
-    keep_program(policy);
     let model = if policy == PolicyKind::Off || !map.is_moe() {
         Model::load_placed(map.path(), placement, |_| true)
     } else {
@@ -170,6 +169,7 @@ fn rig_options(request: &ChildRequest, map: &ModelMap, passed: Passed) -> Result
         recorder,
         // A run that is not regulated as it should be is no figure.
         on_failure: OnFailure::Stop,
+        keep_program: true,
         vram: VramOptions {
             size: passed.device.vram(),
             moves: false,

@@ -54,6 +54,7 @@ impl ControlArgs {
                 .transpose()?,
             on_failure: self.on_failure,
             fill: Fill::Beside,
+            keep_program: true,
             vram: VramOptions {
                 size: regulation.device.vram(),
                 source: None,

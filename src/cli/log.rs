@@ -3,6 +3,7 @@
 //! what does not fit into the queue is left out.
 
 use clap::{ArgAction, Args, ValueEnum};
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::Write;
 use std::sync::OnceLock;
 use tracing_appender::non_blocking::{NonBlocking, WorkerGuard};
@@ -77,8 +78,23 @@ impl LogArgs {
     }
 }
 
-/// Starts the log. What is returned sees to it, when it goes, that everything is written, for a second at most.
-pub(super) fn init(level: &str, format: Format) -> WorkerGuard {
+/// Sees to it, when it goes, that everything is written, for a second at most.
+pub(super) struct Written(Option<WorkerGuard>);
+
+impl Drop for Written {
+    fn drop(&mut self) {
+        // Of a queue that is full the guard would tell on stdout, where answers are.
+        let lost = LOG
+            .get()
+            .is_some_and(|log| log.writer.error_counter().dropped_lines() > 0);
+        if lost {
+            std::mem::forget(self.0.take());
+        }
+    }
+}
+
+/// Starts the log. What a panic has to say goes there as well: whoever panics may hold what others need.
+pub(super) fn init(level: &str, format: Format) -> Written {
     let (writer, guard) = tracing_appender::non_blocking(std::io::stderr());
     let (filter, handle) = reload::Layer::new(filter(level));
     let layer = fmt::layer()
@@ -99,7 +115,15 @@ pub(super) fn init(level: &str, format: Format) -> WorkerGuard {
             writer,
         });
     }
-    guard
+    std::panic::set_hook(Box::new(|panic| {
+        let trace = Backtrace::capture();
+        let trace = match trace.status() {
+            BacktraceStatus::Captured => format!("\n{trace}"),
+            _ => String::new(),
+        };
+        tracing::error!(target: NOTES, "{panic}{trace}");
+    }));
+    Written(Some(guard))
 }
 
 /// Changes the level from now on.

@@ -46,7 +46,8 @@ pub(super) fn execute(args: &PlanArgs) -> Result<ExitCode> {
         },
         None => inspect::memory().context("the memory there is is not known: give --memory")?,
     };
-    let outlook = Outlook::new(&map, memory, &evidence, rates.as_ref())?;
+    let memlock_bytes = inspect::sample().locks.memlock_bytes();
+    let outlook = Outlook::new(&map, memory, memlock_bytes, &evidence, rates.as_ref())?;
     common::say_report(&outlook, args.json)?;
     Ok(ExitCode::SUCCESS)
 }

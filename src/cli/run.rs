@@ -6,7 +6,7 @@ use crate::config::args::{CONTEXT_TOKENS, ControlArgs, EngineArgs};
 use crate::engine::{Model, Sampler, SamplerOptions};
 use crate::generate::{Generation, Stop, generate};
 use crate::learn::Learning;
-use crate::plant::{Rig, keep_program};
+use crate::plant::Rig;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use std::io::{Read, Write};
@@ -123,7 +123,6 @@ pub(super) fn execute(args: &RunArgs, config: &Config) -> Result<ExitCode> {
     let control = common::control(&args.control.regulation, config)?;
     let text = args.prompt_text()?;
     let device = &args.control.regulation.device;
-    keep_program(args.control.policy);
     let (map, model) = common::load(&args.model, args.control.policy, device)?;
     let tokens = args.tokens(&model, &text)?;
     let (options, learner) =

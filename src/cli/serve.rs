@@ -10,7 +10,7 @@ use crate::engine::chat::Chat;
 use crate::engine::{EngineOptions, Model, Placement};
 use crate::learn::{Learner, Learning};
 use crate::model::ModelMap;
-use crate::plant::{Resumed, Rig, RigOptions, keep_program};
+use crate::plant::{Resumed, Rig, RigOptions};
 use crate::server::{App, Http, Key, Limits, ModelInfo, Moves, Phase, Ready, make_room, tell};
 use anyhow::{Context, Result};
 use axum::http::HeaderValue;
@@ -184,7 +184,6 @@ pub(super) fn execute(args: &ServeArgs, invocation: &Invocation) -> Result<ExitC
         .control
         .rig_options(args.engine_options(), control, &map)?;
     options.vram.moves = true;
-    keep_program(options.policy);
     let address = SocketAddr::new(server.host, server.port);
     let listener = TcpListener::bind(address).with_context(|| format!("listening on {address}"))?;
     let address = listener.local_addr()?;

@@ -460,6 +460,13 @@ impl<'m> Session<'m> {
         self.made_ns
     }
 
+    /// Says that no decode follows for a while: what is still read for the last one is waited for.
+    pub fn rest(&mut self) {
+        if let Some(tap) = &mut self.tap {
+            tap.get_mut().rest();
+        }
+    }
+
     /// Takes the sink of the routing back; none is seen from then on.
     pub fn take_sink(&mut self) -> Option<Box<dyn RouteSink>> {
         self.tap.as_mut().and_then(|tap| tap.get_mut().take_sink())

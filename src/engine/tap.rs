@@ -80,6 +80,9 @@ pub trait RouteSink: Send + std::any::Any {
     /// Called after a decode that failed: what was routed in it does not count.
     fn abandoned(&mut self) {}
 
+    /// Is told that no decode follows for a while.
+    fn rest(&mut self) {}
+
     /// Whether the last decode had to fetch experts.
     fn streams(&self) -> bool;
 
@@ -303,6 +306,13 @@ impl Tap {
         let since = nanos(self.last.elapsed());
         if let Some(sink) = &mut self.sink {
             sink.decoded(self.pass, tokens, since, decode_ns);
+        }
+    }
+
+    /// Tells the sink that no decode follows for a while.
+    pub(super) fn rest(&mut self) {
+        if let Some(sink) = &mut self.sink {
+            sink.rest();
         }
     }
 

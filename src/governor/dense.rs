@@ -33,11 +33,17 @@ impl DenseWeights {
         }
     }
 
-    /// Whether they fit beside the reserves; true where nothing is known of memory.
+    /// Whether they fit beside the reserves, with what of the program is to be locked with them; true where nothing
+    /// is known of memory.
     #[must_use]
     pub fn fit(&self, sample: &Sample) -> bool {
         let usable = sample.usable_bytes(self.host_reserve_bytes, self.cgroup_reserve_bytes);
-        usable.is_none_or(|usable| usable >= self.bytes)
+        usable.is_none_or(|usable| usable >= self.bytes + program::unlocked_bytes())
+    }
+
+    /// What is locked besides experts: these weights and the program.
+    pub(super) fn locked_with_program_bytes(&self) -> u64 {
+        self.locked_bytes + program::locked_bytes()
     }
 
     /// Takes in what came of locking.
@@ -57,11 +63,11 @@ impl DenseWeights {
         if self.refused || self.locked_bytes > 0 {
             0
         } else {
-            self.bytes
+            self.bytes + program::unlocked_bytes()
         }
     }
 
-    /// Whether they have to be locked or unlocked now: unlocked when all experts were given back and
+    /// Whether they and the program have to be locked or unlocked now: unlocked when all experts were given back and
     /// half of a reserve is still missing, locked again once they fit and experts would follow.
     pub(super) fn change(
         &self,
@@ -72,10 +78,14 @@ impl DenseWeights {
         if pinned_bytes > 0 {
             return None;
         }
-        if self.locked_bytes > 0 {
+        if self.locked_with_program_bytes() > 0 && capacity_bytes == 0 {
             let (host, cgroup) = (self.host_reserve_bytes / 2, self.cgroup_reserve_bytes / 2);
-            let short = sample.usable_bytes(host, cgroup) == Some(0);
-            return (capacity_bytes == 0 && short).then_some(false);
+            if sample.usable_bytes(host, cgroup) == Some(0) {
+                return Some(false);
+            }
+        }
+        if self.locked_bytes > 0 {
+            return None;
         }
         (!self.refused && capacity_bytes > 0 && self.fit(sample)).then_some(true)
     }
@@ -84,7 +94,7 @@ impl DenseWeights {
     pub(super) fn set(&mut self, store: &dyn ExpertStore, lock: bool) {
         let outcome = store.set_dense_locked(lock);
         // With them go the pages of the program, the last that is locked.
-        program::set_locked(lock);
+        program::set_locked(matches!(outcome, DenseLock::Locked(_)));
         match &outcome {
             DenseLock::Locked(_) => {
                 tracing::warn!("dense weights are locked again: there is room for them");

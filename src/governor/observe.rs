@@ -3,7 +3,6 @@
 use super::{GovernorOptions, Regulated};
 use crate::plant::Totals;
 use crate::sensors::Sample;
-use crate::store::program;
 use hotpin_controllers::{
     CgroupMemory, EngineTotals, Faults, Held, HostMemory, ModelShape, Moment, Observation,
     Residence,
@@ -87,7 +86,7 @@ impl Plant {
         let usual = AUDIT_FAULTS + FAULTS_A_MISS * self.change().misses;
         self.is_suspect = is_time || self.new_faults > usual;
         let locks = sample.locks.limits(
-            options.dense.locked_bytes + program::locked_bytes(),
+            options.dense.locked_with_program_bytes(),
             map_budget(sample, options, shape),
         );
         // Transit counts as available, wherever it is; what is to be locked first does not.

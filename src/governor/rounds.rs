@@ -6,6 +6,7 @@ use super::vram::Vram;
 use super::{DenseWeights, Fill, OnFailure, Ongoing, Regulated, act, alarm, lock};
 use crate::engine::hurry;
 use crate::sensors::Available;
+use crate::store::program;
 use crate::time::nanos;
 use hotpin_controllers::{ExpertId, Moment, Reason, Residence};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -106,7 +107,8 @@ impl Loop {
 
     fn holds_nothing(&self) -> bool {
         let held = self.regulated.store.held();
-        held.pinned_bytes + held.transit_bytes == 0 && self.ongoing.options.dense.locked_bytes == 0
+        let beside = self.ongoing.options.dense.locked_with_program_bytes();
+        held.pinned_bytes + held.transit_bytes + beside == 0
     }
 
     /// What the loop does at a time; `None` when it panicked, and with it the loop has to end.
@@ -118,6 +120,7 @@ impl Loop {
         }
         // Without control, locked memory must not outlive the reason for it.
         self.regulated.store.unlock_all();
+        program::set_locked(false);
         let why = match self.ongoing.options.on_failure {
             OnFailure::GoOn => {
                 "the governor panicked; everything was unlocked and the session goes on without control"

@@ -66,6 +66,8 @@ pub struct Outlook {
     pub pinned_experts: usize,
     /// Experts in all.
     pub total_experts: usize,
+    /// What may be locked, dense weights included, bytes, where that is less than there is room for.
+    pub lock_limit_bytes: Option<u64>,
     /// Expected hit ratio.
     pub hit_ratio: Option<Range>,
     /// What the hit ratio was taken from.
@@ -75,13 +77,15 @@ pub struct Outlook {
 }
 
 impl Outlook {
-    /// Looks ahead to `map` in `memory`. `rates` are this machine's.
+    /// Looks ahead to `map` in `memory`, of which `memlock_bytes` may be locked, `None` for all. `rates` are this
+    /// machine's.
     ///
     /// # Errors
     /// When the policy refuses the counts of a profile.
     pub fn new(
         map: &ModelMap,
         memory: Memory,
+        memlock_bytes: Option<u64>,
         evidence: &Evidence,
         rates: Option<&Rates>,
     ) -> Result<Self, BuildError> {
@@ -94,7 +98,7 @@ impl Outlook {
             ..memory
         };
         let fit = Judgement::new(demand, left);
-        let decision = first_decision(map, left, evidence, &config)?;
+        let decision = first_decision(map, left, memlock_bytes, evidence, &config)?;
         let capacity_bytes = if map.is_moe() {
             decision.capacity_bytes
         } else {
@@ -118,6 +122,8 @@ impl Outlook {
             pinned_bytes: pinned.sum(),
             pinned_experts: decision.pin.len(),
             total_experts: map.shape().total_experts(),
+            lock_limit_bytes: memlock_bytes
+                .filter(|&bytes| bytes < demand.dense_bytes.saturating_add(capacity_bytes)),
             hit_ratio,
             from: evidence.source(),
             tok_s,
@@ -140,6 +146,7 @@ fn advise(fit: Fit, uniform: bool) -> Advice {
 fn first_decision(
     map: &ModelMap,
     memory: Memory,
+    memlock_bytes: Option<u64>,
     evidence: &Evidence,
     config: &AdaptiveConfig,
 ) -> Result<Decision, BuildError> {
@@ -162,7 +169,7 @@ fn first_decision(
         }),
         pressure: None,
         locks: LockLimits {
-            memlock_bytes: None,
+            memlock_bytes,
             locked_elsewhere_bytes: map.dense_bytes(),
             map_budget_bytes: None,
         },

@@ -9,7 +9,7 @@ impl Advice {
     #[must_use]
     pub const fn sentence(self) -> &'static str {
         match self {
-            Self::Fits => "Fits: everything is locked, and control has nothing to do.",
+            Self::Fits => "Fits: everything stays in memory, and control has nothing to do.",
             Self::ControlPays => {
                 "Control pays: the hot experts stay in memory and follow the topic."
             }
@@ -43,6 +43,15 @@ impl fmt::Display for Outlook {
             self.pinned_experts,
             format_bytes(self.pinned_bytes)
         )?;
+        if let Some(bytes) = self.lock_limit_bytes {
+            writeln!(
+                f,
+                "lock limit     {}, dense weights included: what is beyond it can be taken away; `hotpin doctor {}` tells \
+                 how to raise it",
+                format_bytes(bytes),
+                self.model
+            )?;
+        }
         let from = match self.from {
             Source::Trace => "from the trace",
             Source::Profile => "from the profile, as long as the topic stays",

@@ -251,6 +251,10 @@ impl RouteSink for Feeder {
         self.missed = false;
     }
 
+    fn rest(&mut self) {
+        self.store.rest();
+    }
+
     fn abandoned(&mut self) {
         self.store.release();
         self.forget_waits();

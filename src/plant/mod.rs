@@ -5,7 +5,6 @@ mod counters;
 mod feeder;
 mod fixed;
 mod parked;
-mod program;
 mod rig;
 mod vram;
 
@@ -13,7 +12,6 @@ pub use counters::{Counters, Totals};
 pub use feeder::Feeder;
 pub use fixed::PoolUse;
 pub use parked::{Parked, Resumed};
-pub use program::keep_program;
 pub use rig::{Rig, RigError, RigOptions, VramOptions};
 pub use vram::{
     Move, Moved, Outcome, Published, VramFeed, VramLink, VramSize, check_placed, dense_on_device,

@@ -14,6 +14,7 @@ use crate::governor::{
 use crate::model::ModelMap;
 use crate::sensors::{Roots, Sensors, readahead_request_bytes, system_summary};
 use crate::size::format_bytes;
+use crate::store::program::{self, ProgramLockError};
 use crate::store::{
     DenseLock, DirectOptions, DirectStore, ExpertStore, Layout, LayoutError, Limitation, Limited,
     MappedStore, Speeds, StoreError, StoreKind, TransitKeeper,
@@ -59,13 +60,16 @@ pub struct RigOptions {
     /// When the session begins. `static`, which never reads what it does not pin, begins when all is pinned, and so
     /// does a session that may not lock all that it wants to.
     pub fill: Fill,
+    /// Whether the program itself is kept in memory, as far as there is room: whoever gives memory back must not wait
+    /// for the disk to read how.
+    pub keep_program: bool,
     /// The tier in the memory of the device that the model is on, if it is on any.
     pub vram: VramOptions,
 }
 
 impl RigOptions {
     /// Settings that are what nobody asked otherwise for: no profile, no journal, nothing recorded, a session that
-    /// begins when it is filled.
+    /// begins when it is filled, a program that is left to the kernel.
     #[must_use]
     pub fn new(policy: PolicyKind, store: StoreKind, engine: EngineOptions) -> Self {
         Self {
@@ -80,6 +84,7 @@ impl RigOptions {
             recorder: None,
             on_failure: OnFailure::default(),
             fill: Fill::Before,
+            keep_program: false,
             vram: VramOptions::default(),
         }
     }
@@ -376,6 +381,12 @@ impl<'m> Rig<'m> {
             let said = format!("dense weights are not locked: {why}");
             self.limitations.push((Limitation::DenseUnlocked, said));
         }
+        if options.keep_program
+            && let Err(error) = keep_program(&dense)
+        {
+            let said = format!("the program itself is not locked: {error}");
+            self.limitations.push((Limitation::ProgramUnlocked, said));
+        }
         self.limitations.extend(made.limitations);
         self.chosen = made.chosen;
         self.store_kind = made.kind;
@@ -421,6 +432,18 @@ impl<'m> Rig<'m> {
         self.store = Some(store);
         Ok(())
     }
+}
+
+/// Keeps the program in memory where that leaves enough to the model, whose dense weights come first.
+fn keep_program(dense: &DenseWeights) -> Result<u64, ProgramLockError> {
+    let now = Moment::default();
+    let sample = Sensors::open(&Roots::default(), now).sample(now);
+    let memlock = sample.locks.memlock_bytes();
+    let limits = [
+        memlock.map(|limit| limit.saturating_sub(dense.bytes)),
+        sample.usable_bytes(0, 0),
+    ];
+    program::keep(limits.into_iter().flatten().min())
 }
 
 /// A store, ready to be regulated.

@@ -143,6 +143,7 @@ impl<'s, 'm> Scheduler<'s, 'm> {
 
     /// Waits for a job. Others may want memory of a device meanwhile.
     fn rest(&mut self) {
+        self.session.rest();
         if !self.session.may_have_pool() {
             self.queue.wait();
             return;

@@ -68,6 +68,8 @@ impl StoreKind {
 pub enum Limitation {
     /// The dense weights are not locked.
     DenseUnlocked,
+    /// The program itself may be reclaimed.
+    ProgramUnlocked,
     /// Store mapped was taken where direct would be the better one.
     MappedInstead,
     /// Experts come through the page cache.
@@ -78,8 +80,9 @@ pub enum Limitation {
 
 impl Limitation {
     /// Every limitation.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::DenseUnlocked,
+        Self::ProgramUnlocked,
         Self::MappedInstead,
         Self::NoDirectIo,
         Self::NoUring,
@@ -90,6 +93,7 @@ impl Limitation {
     pub const fn name(self) -> &'static str {
         match self {
             Self::DenseUnlocked => "dense_unlocked",
+            Self::ProgramUnlocked => "program_unlocked",
             Self::MappedInstead => "mapped_instead",
             Self::NoDirectIo => "no_direct_io",
             Self::NoUring => "no_io_uring",
@@ -185,7 +189,7 @@ pub enum Warmed {
     NoRoom,
 }
 
-/// A place where experts live. `fetch`, `is_complete` and `release` are called by the engine's thread
+/// A place where experts live. `fetch`, `is_complete`, `release` and `rest` are called by the engine's thread
 /// only, everything else by the governor's. The governor never waits for the engine; the engine may wait
 /// for an expert that the governor has begun to load.
 pub trait ExpertStore: Send + Sync + std::fmt::Debug {
@@ -201,6 +205,10 @@ pub trait ExpertStore: Send + Sync + std::fmt::Debug {
 
     /// Ends what [`Self::is_complete`] granted.
     fn release(&self) {}
+
+    /// The engine stops for a while: what it was still reading, wrong guesses or what a decode wanted that was given
+    /// up, is waited for. Until then such an expert can neither be pinned nor evicted.
+    fn rest(&self) {}
 
     /// Locks an expert, reading it first where it is not resident. True when it is locked now and
     /// was not before.

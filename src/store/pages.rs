@@ -20,7 +20,8 @@ pub(super) fn page_bytes() -> usize {
 /// A range of whole pages of a file mapping, the model's or the program's.
 ///
 /// Built only from the layout, which checked that the addresses belong to a mapping that lives as
-/// long as the store, and from where the kernel says the program is, which stays.
+/// long as the store, and from where the kernel says the program is, which stays and is only locked,
+/// unlocked and read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PageRange {
     start: usize,

@@ -4,26 +4,31 @@
 
 use super::pages::{self, PageRange};
 use nix::errno::Errno;
-use procfs::process::{MMapPath, Process};
-use std::sync::OnceLock;
+use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What is there of a program, as shipped, is read at once up to so many bytes; code for devices may be many
-/// times as much, and is locked as it is used.
-const READ_AHEAD_BYTES: usize = 64 << 20;
+/// The most that is kept: the program first, then its libraries. Code for devices may be many times as much, and
+/// does nothing for whoever gives memory back.
+const MOST_BYTES: usize = 64 << 20;
 /// The program is left to the kernel where it is more than this part of what may be locked, as a divisor.
 const LEAST_DIVISOR: u64 = 8;
 
-/// Where the program is, once it was to be kept.
-static PROGRAM: OnceLock<Vec<PageRange>> = OnceLock::new();
-/// Bytes of it that are locked, in whole pages.
+/// Where the program is that is to be kept; empty before.
+static PROGRAM: Mutex<Vec<PageRange>> = Mutex::new(Vec::new());
+/// Its size, in whole pages.
+static BYTES: AtomicU64 = AtomicU64::new(0);
+/// What of it is locked: all or nothing.
 static LOCKED_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// Why the program's pages are left to the kernel. The program works without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramLockError {
-    /// What there is, is for experts.
-    #[error("{program_bytes} bytes of program are too many where {most_bytes} may be locked")]
+    /// What there is, is for the model.
+    #[error(
+        "{program_bytes} bytes of program are too many where {most_bytes} may be locked beside the dense weights"
+    )]
     Room {
         /// Size of the program and its libraries.
         program_bytes: u64,
@@ -38,40 +43,56 @@ pub enum ProgramLockError {
     Refused(Errno),
 }
 
-/// Locks every page that is mapped of a file, as it is used, and starts to read what is not there. To be called
-/// before a model is mapped; what is mapped later, as drivers of devices are, is not locked. `most_bytes` is what
-/// this user may lock and the machine has, `None` for any number.
+/// Locks the program and its libraries, page by page as they are used, and starts to read what is not there.
+/// `most_bytes` is what this user may lock and the machine has beside the dense weights, `None` for any number.
 ///
 /// Returns the bytes, which the kernel counts as `VmLck` whether they were used or not.
 ///
 /// # Errors
 /// When nothing is locked, and why.
 pub fn keep(most_bytes: Option<u64>) -> Result<u64, ProgramLockError> {
-    let ranges = mapped_of_files().ok_or(ProgramLockError::Unknown)?;
+    let mut program = program();
+    if locked_bytes() > 0 {
+        return Ok(locked_bytes());
+    }
+    let maps = Process::myself().and_then(|this| this.maps());
+    let ranges = code(&maps.map_err(|_| ProgramLockError::Unknown)?.0);
     let program_bytes = pages::union_bytes(ranges.iter().copied());
+    if program_bytes == 0 {
+        return Err(ProgramLockError::Unknown);
+    }
     if let Some(most_bytes) = most_bytes.filter(|most| program_bytes > most / LEAST_DIVISOR) {
         return Err(ProgramLockError::Room {
             program_bytes,
             most_bytes,
         });
     }
-    lock(PROGRAM.get_or_init(|| ranges)).map_err(ProgramLockError::Refused)?;
-    Ok(locked_bytes())
+    lock(&ranges).map_err(ProgramLockError::Refused)?;
+    *program = ranges;
+    BYTES.store(program_bytes, Relaxed);
+    LOCKED_BYTES.store(program_bytes, Relaxed);
+    Ok(program_bytes)
 }
 
 /// Unlocks a program that is kept, for those who need the memory, or locks it again. Without [`keep`] before it
 /// nothing happens.
-pub(crate) fn set_locked(wanted: bool) {
-    let Some(ranges) = PROGRAM.get() else {
+pub fn set_locked(wanted: bool) {
+    let program = program();
+    if wanted == (locked_bytes() > 0) || program.is_empty() {
         return;
-    };
-    if wanted {
-        if let Err(errno) = lock(ranges) {
+    }
+    if !wanted {
+        program.iter().for_each(|&range| pages::unlock(range));
+        LOCKED_BYTES.store(0, Relaxed);
+        return;
+    }
+    match lock(&program) {
+        Ok(()) => LOCKED_BYTES.store(BYTES.load(Relaxed), Relaxed),
+        Err(errno) => {
+            // It is not tried again.
+            BYTES.store(0, Relaxed);
             tracing::warn!("the program could not be locked again: {}", errno.desc());
         }
-    } else {
-        LOCKED_BYTES.store(0, Relaxed);
-        ranges.iter().for_each(|&range| pages::unlock(range));
     }
 }
 
@@ -80,44 +101,68 @@ pub fn locked_bytes() -> u64 {
     LOCKED_BYTES.load(Relaxed)
 }
 
-fn lock(ranges: &'static [PageRange]) -> Result<(), Errno> {
+/// Bytes that are to be kept and are not locked at this moment.
+pub(crate) fn unlocked_bytes() -> u64 {
+    BYTES.load(Relaxed).saturating_sub(locked_bytes())
+}
+
+fn program() -> MutexGuard<'static, Vec<PageRange>> {
+    PROGRAM.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// All or nothing.
+fn lock(ranges: &[PageRange]) -> Result<(), Errno> {
     for (at, &range) in ranges.iter().enumerate() {
         if let Err(errno) = pages::lock_on_fault(range) {
             ranges[..at].iter().for_each(|&range| pages::unlock(range));
             return Err(errno);
         }
     }
-    LOCKED_BYTES.store(pages::union_bytes(ranges.iter().copied()), Relaxed);
-    // Nobody waits for it. Where no thread can be had, pages come as they are used.
+    let ranges = ranges.to_vec();
+    // Nobody waits for it. Where no thread can be had, or on a kernel before 5.14, pages come as they are used.
     let _ = std::thread::Builder::new()
         .name("program".to_owned())
-        .spawn(|| read(ranges));
+        .spawn(move || {
+            ranges
+                .iter()
+                .try_for_each(|&range| pages::populate_read(range))
+        });
     Ok(())
 }
 
-/// Where pages of files are mapped in this process.
-fn mapped_of_files() -> Option<Vec<PageRange>> {
-    let maps = Process::myself().and_then(|this| this.maps()).ok()?;
-    maps.into_iter()
-        .filter(|map| matches!(map.pathname, MMapPath::Path(_)))
-        .map(|map| {
-            let (start, end) = map.address;
-            let start = usize::try_from(start).ok()?;
-            Some(PageRange::outer(start, usize::try_from(end).ok()? - start))
-        })
-        .collect()
-}
-
-fn read(ranges: &[PageRange]) {
-    let mut left = READ_AHEAD_BYTES;
-    for &range in ranges {
-        let Some(after) = left.checked_sub(range.len()) else {
+/// What is mapped of files that have code, file by file, the program before its libraries, as long as it is not too
+/// much. These stay where they are for as long as the process lives.
+fn code(maps: &[MemoryMap]) -> Vec<PageRange> {
+    let mut files: Vec<&Path> = Vec::new();
+    for map in maps {
+        let MMapPath::Path(path) = &map.pathname else {
             continue;
         };
-        left = after;
-        // A kernel before 5.14 does not know the call; pages come as they are used then.
-        let _ = pages::populate_read(range);
+        // Devices and what was deleted are mapped by path as well.
+        let is_code = map.perms.contains(MMPermissions::EXECUTE) && path.is_file();
+        if is_code && !files.contains(&path.as_path()) {
+            files.push(path);
+        }
     }
+    let (mut kept, mut left) = (Vec::new(), MOST_BYTES);
+    for file in files {
+        let of_file = maps
+            .iter()
+            .filter(|map| matches!(&map.pathname, MMapPath::Path(path) if path == file));
+        let ranges: Vec<PageRange> = of_file.filter_map(range_of).collect();
+        let bytes = ranges.iter().map(|range| range.len()).sum();
+        if let Some(after) = left.checked_sub(bytes) {
+            left = after;
+            kept.extend(ranges);
+        }
+    }
+    kept
+}
+
+fn range_of(map: &MemoryMap) -> Option<PageRange> {
+    let start = usize::try_from(map.address.0).ok()?;
+    let end = usize::try_from(map.address.1).ok()?;
+    Some(PageRange::outer(start, end - start))
 }
 
 #[cfg(test)]
@@ -125,32 +170,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_program_and_its_libraries_are_found() {
-        let ranges = mapped_of_files().expect("maps");
-        let code = the_program_and_its_libraries_are_found as fn() as usize;
-        let constant = std::ptr::from_ref(&LEAST_DIVISOR).addr();
-        let of_library = libc::getpid as unsafe extern "C" fn() -> libc::pid_t as usize;
-        for (what, address) in [
-            ("code", code),
-            ("constant", constant),
-            ("library", of_library),
-        ] {
+    fn the_program_and_its_libraries_are_found_and_nothing_else() {
+        let mut model = tempfile::NamedTempFile::new().expect("file");
+        std::io::Write::write_all(&mut model, &[1; 8192]).expect("write");
+        // SAFETY: nobody changes the file.
+        let mapped = unsafe { memmap2::Mmap::map(model.as_file()) }.expect("map");
+        let maps = Process::myself()
+            .and_then(|this| this.maps())
+            .expect("maps")
+            .0;
+        let ranges = code(&maps);
+        let holders = |address: usize| {
             let within = |range: &&PageRange| {
                 (range.start()..range.start() + range.len()).contains(&address)
             };
-            assert_eq!(ranges.iter().filter(within).count(), 1, "{what}");
-        }
-        let on_stack = std::ptr::from_ref(&ranges).addr();
-        let on_heap = ranges.as_ptr().addr();
-        for address in [on_stack, on_heap] {
-            let within =
-                |range: &PageRange| (range.start()..range.start() + range.len()).contains(&address);
-            assert!(!ranges.iter().any(within));
-        }
+            ranges.iter().filter(within).count()
+        };
+        let this = the_program_and_its_libraries_are_found_and_nothing_else as fn() as usize;
+        let of_library = libc::getpid as unsafe extern "C" fn() -> libc::pid_t as usize;
+        assert_eq!(holders(this), 1, "code");
+        assert_eq!(
+            holders(std::ptr::from_ref(&LEAST_DIVISOR).addr()),
+            1,
+            "constant"
+        );
+        assert_eq!(holders(of_library), 1, "library");
+        assert_eq!(holders(std::ptr::from_ref(&ranges).addr()), 0, "stack");
+        assert_eq!(holders(ranges.as_ptr().addr()), 0, "heap");
+        assert_eq!(holders(mapped.as_ptr().addr()), 0, "model");
     }
 
     #[test]
-    fn little_room_is_left_to_experts() {
+    fn little_room_is_left_to_the_model() {
         let error = keep(Some(8 << 20)).expect_err("8 MiB");
         let ProgramLockError::Room {
             program_bytes,
@@ -160,8 +211,11 @@ mod tests {
             panic!("{error}");
         };
         assert!(program_bytes > 1 << 20, "{program_bytes}");
-        assert_eq!(locked_bytes(), 0);
         set_locked(true);
-        assert_eq!(locked_bytes(), 0, "it was not to be kept");
+        assert_eq!(
+            (locked_bytes(), unlocked_bytes()),
+            (0, 0),
+            "it was not to be kept"
+        );
     }
 }

@@ -1,16 +1,12 @@
 //! `hotpin doctor`: every check on recorded trees, and the program on this machine.
 
-use super::support::{
-    self, clean, copy_tree, program, recorded_tree, run, within, without_privilege,
-};
+use super::support::{self, copy_tree, program, recorded_tree, run, within, without_privilege};
 use hotpin::doctor::{Check, Facts, Level, Report, Space, Subject};
 use hotpin::model::{Demand, ModelMap};
 use hotpin::sensors::Roots;
 use hotpin::store::{DiskTrial, try_disk};
 use hotpin_controllers::AdaptiveConfig;
 use serde_json::Value;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -507,17 +503,6 @@ fn level_of(report: &Value, name: &str) -> String {
     check["level"].as_str().expect("level").to_owned()
 }
 
-/// A copy of program and model that every user may read.
-fn for_everybody(model: &Path) -> (TempDir, PathBuf, PathBuf) {
-    let folder = tempfile::tempdir_in("/var/tmp").expect("temp dir");
-    let open = std::fs::Permissions::from_mode(0o755);
-    std::fs::set_permissions(folder.path(), open).expect("permissions");
-    let (program, copy) = (folder.path().join("hotpin"), folder.path().join("m.gguf"));
-    std::fs::copy(env!("CARGO_BIN_EXE_hotpin"), &program).expect("copy");
-    std::fs::copy(model, &copy).expect("copy");
-    (folder, program, copy)
-}
-
 #[test]
 fn this_machine_is_examined_by_root_and_by_an_ordinary_user() {
     let name = "this_machine_is_examined_by_root_and_by_an_ordinary_user";
@@ -537,16 +522,12 @@ fn this_machine_is_examined_by_root_and_by_an_ordinary_user() {
     if !nix::unistd::geteuid().is_root() {
         return eprintln!("SKIPPED half of {name}: only root may become somebody else");
     }
-    let (_folder, copied, readable) = for_everybody(&model);
-    let mut nobody = Command::new("setpriv");
-    nobody
-        .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
-        .args(["--inh-caps=-all", "--bounding-set=-all"])
-        .args(["prlimit", "--memlock=8388608:8388608"])
-        .arg(&copied)
-        .args(["doctor", readable.to_str().expect("UTF-8"), "--json"])
-        .current_dir("/");
-    clean(&mut nobody);
+    let all = support::for_everybody(&model);
+    let readable = all.model.to_str().expect("UTF-8").to_owned();
+    let mut nobody = all.as_nobody(
+        8 << 20,
+        &["doctor".to_owned(), readable, "--json".to_owned()],
+    );
     let (report, code) = doctor(&mut nobody);
     assert_eq!(level_of(&report, "lock limit"), "warn", "{report}");
     let fixes = report.to_string();

@@ -156,6 +156,33 @@ fn who_may_lock_little_gets_the_same_text_and_is_told() {
 }
 
 #[test]
+fn an_ordinary_user_gets_the_same_text_and_is_told() {
+    let name = "an_ordinary_user_gets_the_same_text_and_is_told";
+    let Some(model) = support::moe(name) else {
+        return;
+    };
+    if !support::root(name) {
+        return;
+    }
+    let all = support::for_everybody(&model);
+    let stock = run(greedy(&model, PROMPT, "40", &["--policy", "off"])).success();
+    for limit_bytes in [8 << 20, 64 << 10] {
+        for store in ["auto", "mapped", "direct"] {
+            let args = greedy(&all.model, PROMPT, "40", &["--store", store]);
+            let output = all.as_nobody(limit_bytes, &args).output();
+            let ran = Ran::of(&output.expect("util-linux is installed"));
+            for words in [
+                "dense weights are not locked",
+                "the program itself is not locked",
+            ] {
+                assert!(ran.stderr.contains(words), "{store}: {}", ran.stderr);
+            }
+            assert_eq!(ran.success(), stock, "{store}, {limit_bytes}");
+        }
+    }
+}
+
+#[test]
 fn a_killed_program_leaves_nothing_locked() {
     let name = "a_killed_program_leaves_nothing_locked";
     let Some(model) = support::moe(name) else {

@@ -8,7 +8,7 @@ use hotpin_controllers::{ExpertId, Residence};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const LAST_PART: &str = "blk.0.ffn_down_exps.weight";
 
@@ -131,30 +131,29 @@ fn what_the_kernel_refuses_for_long_is_read_when_it_no_longer_does() {
     }
 }
 
-/// A decode that is given up, or a wrong guess, leaves an expert behind that nobody waits for. The governor can have it.
+/// A decode that is given up, or a wrong guess, leaves an expert behind that nobody waits for. Once the engine rests,
+/// the governor can have it.
 #[test]
-fn what_the_engine_left_behind_is_taken_in_by_the_governor() {
+fn what_the_engine_was_reading_when_it_stopped_can_be_had() {
     let _alone = support::alone();
-    let name = "what_the_engine_left_behind_is_taken_in_by_the_governor";
-    let Some((store, _folder, _mapping)) = refusing(name, 0) else {
-        return;
-    };
-    let left_behind = ExpertId(2);
-    store.fetch(&[left_behind]).expect("fetch");
-    assert!(!store.pin(left_behind).expect("pin"), "the engine reads it");
-    support::wait_until("it is pinned", || {
-        store.start_tick();
-        store.pin(left_behind).expect("pin")
-    });
-    // Nobody gives way to reads that have ended, which takes 40 ms each time.
-    let began = std::time::Instant::now();
-    for expert in 3..EXPERTS {
-        assert_eq!(
-            store.warm_unless(ExpertId(expert), &mut || false),
-            Warmed::Done
-        );
+    for uring in [true, false] {
+        let folder = tempfile::tempdir().expect("folder");
+        let options = DirectOptions { uring, ..BLOCKING };
+        let (store, expert_bytes, _mapping) = store(folder.path(), options);
+        give_room(&store, expert_bytes);
+        let left_behind = ExpertId(2);
+        store.fetch(&[left_behind]).expect("fetch");
+        assert!(!store.pin(left_behind).expect("pin"), "the engine reads it");
+        store.rest();
+        assert!(store.pin(left_behind).expect("pin"), "io_uring {uring}");
+        // Nobody gives way to reads that have ended, which takes 40 ms each time.
+        let began = Instant::now();
+        for expert in 3..EXPERTS {
+            let warmed = store.warm_unless(ExpertId(expert), &mut || false);
+            assert_eq!(warmed, Warmed::Done);
+        }
+        assert!(began.elapsed() < (EXPERTS - 3) * Duration::from_millis(40));
     }
-    assert!(began.elapsed() < (EXPERTS - 3) * Duration::from_millis(40));
 }
 
 /// A store whose readers are refused so many calls each; `None`, said, without io_uring.

@@ -25,6 +25,7 @@ mod loading;
 mod mapped;
 mod model_map;
 mod outlook;
+mod own_code;
 mod program;
 mod scale;
 mod sensors;

@@ -26,6 +26,7 @@ use sha2::{Digest, Sha256};
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -458,6 +459,70 @@ pub fn unprivileged(memlock_bytes: u64, args: &[String]) -> Command {
         .stdin(Stdio::null());
     clean(&mut command);
     command
+}
+
+/// Copies of program and model that every user may read.
+pub struct ForEverybody {
+    _folder: tempfile::TempDir,
+    program: PathBuf,
+    pub model: PathBuf,
+}
+
+pub fn for_everybody(model: &Path) -> ForEverybody {
+    let folder = tempfile::tempdir_in("/var/tmp").expect("temp dir");
+    let open = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(folder.path(), open).expect("permissions");
+    let (program, copy) = (folder.path().join("hotpin"), folder.path().join("m.gguf"));
+    fs::copy(env!("CARGO_BIN_EXE_hotpin"), &program).expect("copy");
+    fs::copy(model, &copy).expect("copy");
+    ForEverybody {
+        _folder: folder,
+        program,
+        model: copy,
+    }
+}
+
+impl ForEverybody {
+    /// The program, run by root as an ordinary user without any privilege, who may lock so much.
+    pub fn as_nobody(&self, memlock_bytes: u64, args: &[String]) -> Command {
+        let mut nobody = Command::new("setpriv");
+        nobody
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+            .args(["--inh-caps=-all", "--bounding-set=-all"])
+            .args([
+                "prlimit",
+                &format!("--memlock={memlock_bytes}:{memlock_bytes}"),
+            ])
+            .arg(&self.program)
+            .args(args)
+            .stdin(Stdio::null())
+            .current_dir("/");
+        clean(&mut nobody);
+        nobody
+    }
+}
+
+/// Goes on in a process of its own, where what is locked is nobody else's: true there, and false where that has
+/// been run to its end. `with` is a command that runs it.
+pub fn alone_in_process(name: &str, with: &[&str]) -> bool {
+    const CHILD: &str = "HOTPIN_TEST_CHILD";
+    if std::env::var(CHILD).is_ok_and(|child| child == name) {
+        return true;
+    }
+    let this = std::env::current_exe().expect("this program");
+    let words = with.iter().map(OsStr::new);
+    let mut command = words.chain([this.as_os_str()]);
+    let mut child = Command::new(command.next().expect("a program"));
+    let ran = child
+        .args(command)
+        .args(["--exact", name, "--nocapture"])
+        .env(CHILD, name)
+        .output()
+        .expect("start");
+    let said = [ran.stdout, ran.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    let passed = ran.status.success() && said[0].contains("1 passed");
+    assert!(passed, "{}\n{}", said[0], said[1]);
+    false
 }
 
 /// Bytes that the kernel cannot reclaim from a memory cgroup, version 1 or 2.

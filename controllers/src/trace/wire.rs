@@ -210,7 +210,8 @@ impl<'a> Reader<'a> {
     ) -> Result<(), TraceError> {
         let offset = base + self.at;
         let expected = crc32(&self.bytes[start..self.at]);
-        if self.u32("check sum")? == expected {
+        // Who looks for faults behind it does not find sums by chance.
+        if self.u32("check sum")? == expected || cfg!(fuzzing) {
             Ok(())
         } else {
             Err(TraceError::Damaged { offset, part })

@@ -105,8 +105,6 @@ pub struct DirectStore {
     waited_ns: AtomicU64,
     /// Reads of the engine that are outstanding.
     engine_reads: AtomicUsize,
-    /// Layers that the engine has fetched, modulo 2^32, and how many they were at the last tick.
-    fetches: [AtomicU32; 2],
     /// The expert for which the engine is about to take the loader.
     awaited: AtomicU32,
     dense: Dense,
@@ -165,7 +163,6 @@ impl DirectStore {
             shortfall_bytes: AtomicU64::new(0),
             waited_ns: AtomicU64::new(0),
             engine_reads: AtomicUsize::new(0),
-            fetches: [AtomicU32::new(0), AtomicU32::new(0)],
             awaited: AtomicU32::new(loading::NOBODY),
             dense,
             options,
@@ -209,10 +206,13 @@ impl ExpertStore for DirectStore {
         lock(&self.books).release();
     }
 
+    fn rest(&self) {
+        self.take_in_left_behind();
+    }
+
     fn start_tick(&self) {
         self.shortfall_bytes.store(0, Relaxed);
         self.take_in_load();
-        self.take_in_left_behind();
     }
 
     fn pin_unless(&self, id: ExpertId, leave_off: LeaveOff<'_>) -> Result<bool, StoreError> {

@@ -68,7 +68,6 @@ impl Engine {
 impl DirectStore {
     /// Reads what of a layer's routed experts is not there.
     pub(super) fn fetch_layer(&self, experts: &[ExpertId]) -> Result<Fetched, String> {
-        self.fetches[0].fetch_add(1, Relaxed);
         let mut engine = lock(&self.engine);
         let engine = &mut *engine;
         self.take_in(engine, Wait::Not)?;
@@ -230,20 +229,15 @@ impl DirectStore {
         reaped.map_err(|e| format!("waiting for reads failed: {e}"))
     }
 
-    /// Takes in what the engine was reading when it stopped: wrong guesses, or a decode that was given up. Until then
-    /// such an expert can neither be pinned nor evicted. For the governor, tick by tick; where the engine has fetched
-    /// anything since the last one, it does so itself, and does not find its side taken.
+    /// Waits for what the engine was reading when it stopped.
     pub(super) fn take_in_left_behind(&self) {
-        let [fetches, before] = &self.fetches;
-        let now = fetches.load(Relaxed);
-        if before.swap(now, Relaxed) != now || self.engine_reads.load(Relaxed) == 0 {
-            return;
-        }
-        let Ok(mut engine) = self.engine.try_lock() else {
-            return;
-        };
-        if let Err(error) = self.take_in(&mut engine, Wait::Not) {
-            tracing::warn!("reads that the engine no longer waits for: {error}");
+        let mut engine = lock(&self.engine);
+        while engine.reader.outstanding() > 0 {
+            if let Err(error) = self.take_in(&mut engine, Wait::ForOne) {
+                // The next fetch waits for them.
+                tracing::warn!("reads that nobody needs any longer: {error}");
+                return;
+            }
         }
     }
 

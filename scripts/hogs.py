@@ -2,12 +2,14 @@
 """Other programs beside a session: what they suffer and what the session gives back, loses and recovers.
 
 Usage: hogs.py MODEL PROFILE [--kinds ...] [--ways ...] [--gib N] [--leave N] [--threads N]
-                [--json OUT] [--other MODEL]
+                [--json OUT] [--other MODEL] [--warm]
 Kinds: step, ramp, sawtooth, forks, stream, twin (another session on the same model), other (on --other).
 Ways: none (the hog alone), adaptive, static, mlock (llama.cpp as shipped, and the whole file locked, as
 --mlock does). Environment: HOTPIN. As root, on a machine with nothing else to do. The hog takes what was
 available before the session began, less 1.5 GiB, or --gib. With --leave a process takes memory first, so that
-N GiB are available: hogs are then as small as the time that they may take. A hog wants a core of its own:
+N GiB are available: hogs are then as small as the time that they may take. With --warm all memory is touched
+and given back before each measurement: a virtual machine that gives free memory back to its host gets it anew page
+by page, and a hog would time the host. A hog wants a core of its own:
 give sessions one --threads less than there are, or the hog's time is that of a queue for the processor.
 """
 
@@ -214,19 +216,20 @@ block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 block.madvise(14)
 ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(block)), 1, size)
 print("taken", flush=True)
-time.sleep(1e6)
+time.sleep(float(sys.argv[2]))
 """
 
 
-def take_all_but(gib):
-    """A process that holds memory until the script ends."""
+def take_all_but(gib, seconds=1e6):
+    """A process that holds memory for so long, or until the script ends."""
     size = meminfo("MemAvailable") - int(gib * (1 << 30))
     if size <= 0:
         sys.exit(f"no {gib} GiB are available")
-    child = subprocess.Popen([sys.executable, "-c", BALLOON, str(size)], stdout=subprocess.PIPE)
+    child = subprocess.Popen([sys.executable, "-c", BALLOON, str(size), str(seconds)], stdout=subprocess.PIPE)
     STARTED.append(child)
     if child.stdout.readline().strip() != b"taken":
         sys.exit("there was not so much memory")
+    return child
 
 
 def drop(path):
@@ -237,6 +240,8 @@ def drop(path):
 
 def measure(kind, way, args, gib):
     drop(args.model)
+    if args.warm:
+        take_all_but(0.5, 0).wait()
     kills = oom_kills()
     session = Session(way, args.model, args.profile) if way != "none" else None
     if session:
@@ -292,6 +297,7 @@ def main():
     parser.add_argument("--recovery", type=float, default=15)
     parser.add_argument("--other")
     parser.add_argument("--json")
+    parser.add_argument("--warm", action="store_true")
     args = parser.parse_args()
     drop(args.model)
     if args.threads:

@@ -3,10 +3,11 @@
 //! what does not fit into the queue is left out.
 
 use clap::{ArgAction, Args, ValueEnum};
-use std::backtrace::{Backtrace, BacktraceStatus};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::io::Write;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::OnceLock;
-use tracing_appender::non_blocking::{NonBlocking, WorkerGuard};
+use tracing_appender::non_blocking::{NonBlocking, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::filter::ParseError;
 use tracing_subscriber::prelude::*;
 use tracing_subscriber::{EnvFilter, Registry, fmt, reload};
@@ -78,24 +79,30 @@ impl LogArgs {
     }
 }
 
+/// Lines that wait to be written, at most.
+const LINES: usize = 8192;
+
 /// Sees to it, when it goes, that everything is written, for a second at most.
 pub(super) struct Written(Option<WorkerGuard>);
 
 impl Drop for Written {
     fn drop(&mut self) {
-        // Of a queue that is full the guard would tell on stdout, where answers are.
-        let lost = LOG
-            .get()
-            .is_some_and(|log| log.writer.error_counter().dropped_lines() > 0);
-        if lost {
+        let Some(log) = LOG.get() else { return };
+        let lost = || log.writer.error_counter().dropped_lines();
+        let before = lost();
+        let _ = log.writer.clone().write(b"");
+        if lost() > before {
+            // Of a queue that is full the guard would tell on stdout, where answers are.
             std::mem::forget(self.0.take());
         }
     }
 }
 
-/// Starts the log. What a panic has to say goes there as well: whoever panics may hold what others need.
+/// Starts the log.
 pub(super) fn init(level: &str, format: Format) -> Written {
-    let (writer, guard) = tracing_appender::non_blocking(std::io::stderr());
+    let (writer, guard) = NonBlockingBuilder::default()
+        .buffered_lines_limit(LINES)
+        .finish(std::io::stderr());
     let (filter, handle) = reload::Layer::new(filter(level));
     let layer = fmt::layer()
         .with_writer(writer.clone())
@@ -115,15 +122,23 @@ pub(super) fn init(level: &str, format: Format) -> Written {
             writer,
         });
     }
-    std::panic::set_hook(Box::new(|panic| {
-        let trace = Backtrace::capture();
-        let trace = match trace.status() {
-            BacktraceStatus::Captured => format!("\n{trace}"),
-            _ => String::new(),
-        };
-        tracing::error!(target: NOTES, "{panic}{trace}");
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        // At once, since the program may end with it; but whoever panics may hold what others need.
+        if format == Format::Text && takes_more(std::io::stderr().as_fd()) {
+            return usual(panic);
+        }
+        let thread = std::thread::current();
+        let name = thread.name().unwrap_or("unnamed");
+        tracing::error!(target: NOTES, "thread {name:?}: {panic}");
     }));
     Written(Some(guard))
+}
+
+/// Whether a write would not have to wait; of files on disks that is not known, and supposed.
+fn takes_more(file: BorrowedFd<'_>) -> bool {
+    let mut files = [PollFd::new(file, PollFlags::POLLOUT)];
+    poll(&mut files, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 
 /// Changes the level from now on.

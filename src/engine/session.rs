@@ -460,10 +460,11 @@ impl<'m> Session<'m> {
         self.made_ns
     }
 
-    /// Says that no decode follows for a while: what is still read for the last one is waited for.
-    pub fn rest(&mut self) {
+    /// Says that no decode follows for a while: what is still read for the last one is waited for, until `leave_off`
+    /// says that something else is to be done.
+    pub fn rest(&mut self, leave_off: &mut dyn FnMut() -> bool) {
         if let Some(tap) = &mut self.tap {
-            tap.get_mut().rest();
+            tap.get_mut().rest(leave_off);
         }
     }
 

@@ -80,8 +80,10 @@ pub trait RouteSink: Send + std::any::Any {
     /// Called after a decode that failed: what was routed in it does not count.
     fn abandoned(&mut self) {}
 
-    /// Is told that no decode follows for a while.
-    fn rest(&mut self) {}
+    /// Is told that no decode follows for a while; it may wait for something until `leave_off` says otherwise.
+    fn rest(&mut self, leave_off: &mut dyn FnMut() -> bool) {
+        let _ = leave_off;
+    }
 
     /// Whether the last decode had to fetch experts.
     fn streams(&self) -> bool;
@@ -310,9 +312,9 @@ impl Tap {
     }
 
     /// Tells the sink that no decode follows for a while.
-    pub(super) fn rest(&mut self) {
+    pub(super) fn rest(&mut self, leave_off: &mut dyn FnMut() -> bool) {
         if let Some(sink) = &mut self.sink {
-            sink.rest();
+            sink.rest(leave_off);
         }
     }
 

@@ -94,13 +94,17 @@ impl DenseWeights {
     pub(super) fn set(&mut self, store: &dyn ExpertStore, lock: bool) {
         let outcome = store.set_dense_locked(lock);
         // With them go the pages of the program, the last that is locked.
-        program::set_locked(matches!(outcome, DenseLock::Locked(_)));
+        if !matches!(outcome, DenseLock::Failed(_)) {
+            program::set_locked(lock);
+        }
         match &outcome {
             DenseLock::Locked(_) => {
-                tracing::warn!("dense weights are locked again: there is room for them");
+                tracing::warn!(
+                    "dense weights and program are locked again: there is room for them"
+                );
             }
             DenseLock::Skipped => tracing::warn!(
-                "dense weights are no longer locked: others need the memory, and no expert is held"
+                "neither dense weights nor the program are locked any longer: others need the memory, and no expert is held"
             ),
             DenseLock::Failed(error) => {
                 tracing::warn!("dense weights could not be locked again: {error}");

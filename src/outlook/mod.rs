@@ -123,6 +123,7 @@ impl Outlook {
             pinned_experts: decision.pin.len(),
             total_experts: map.shape().total_experts(),
             lock_limit_bytes: memlock_bytes
+                .filter(|_| map.is_moe())
                 .filter(|&bytes| bytes < demand.dense_bytes.saturating_add(capacity_bytes)),
             hit_ratio,
             from: evidence.source(),

@@ -46,7 +46,7 @@ impl fmt::Display for Outlook {
         if let Some(bytes) = self.lock_limit_bytes {
             writeln!(
                 f,
-                "lock limit     {}, dense weights included: what is beyond it can be taken away; `hotpin doctor {}` tells \
+                "lock limit     {}, dense weights included: what is beyond it may be reclaimed; `hotpin doctor {}` tells \
                  how to raise it",
                 format_bytes(bytes),
                 self.model

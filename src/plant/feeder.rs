@@ -3,7 +3,7 @@
 
 use super::{Counters, VramFeed};
 use crate::engine::{Pass, Repooled, RouteSink, Routed};
-use crate::store::{ExpertStore, StoreError};
+use crate::store::{ExpertStore, LeaveOff, StoreError};
 use crate::time::nanos;
 use crate::trace::Recorder;
 use hotpin_controllers::{ExpertId, ModelShape};
@@ -251,8 +251,8 @@ impl RouteSink for Feeder {
         self.missed = false;
     }
 
-    fn rest(&mut self) {
-        self.store.rest();
+    fn rest(&mut self, leave_off: LeaveOff<'_>) {
+        self.store.rest(leave_off);
     }
 
     fn abandoned(&mut self) {

@@ -143,7 +143,9 @@ impl<'s, 'm> Scheduler<'s, 'm> {
 
     /// Waits for a job. Others may want memory of a device meanwhile.
     fn rest(&mut self) {
-        self.session.rest();
+        let queue = &self.queue;
+        self.session
+            .rest(&mut || queue.waiting() > 0 || queue.end().is_some());
         if !self.session.may_have_pool() {
             self.queue.wait();
             return;

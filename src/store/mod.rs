@@ -206,9 +206,10 @@ pub trait ExpertStore: Send + Sync + std::fmt::Debug {
     /// Ends what [`Self::is_complete`] granted.
     fn release(&self) {}
 
-    /// The engine stops for a while: what it was still reading, wrong guesses or what a decode wanted that was given
-    /// up, is waited for. Until then such an expert can neither be pinned nor evicted.
-    fn rest(&self) {}
+    /// The engine stops for a while: it uses no expert any longer, and what it was still reading, wrong guesses or
+    /// what a decode wanted that was given up, is waited for until `leave_off` says otherwise. Before that such an
+    /// expert can neither be pinned nor evicted.
+    fn rest(&self, _leave_off: LeaveOff<'_>) {}
 
     /// Locks an expert, reading it first where it is not resident. True when it is locked now and
     /// was not before.

@@ -3,16 +3,17 @@
 //! to read how that is done.
 
 use super::pages::{self, PageRange};
+use crate::size::format_bytes;
 use nix::errno::Errno;
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The most that is kept: the program first, then its libraries. Code for devices may be many times as much, and
-/// does nothing for whoever gives memory back.
-const MOST_BYTES: usize = 64 << 20;
-/// The program is left to the kernel where it is more than this part of what may be locked, as a divisor.
+/// The most that is kept: the program first, of which its code alone where the whole is more, then its libraries.
+/// What is for devices may be many times as much, and does nothing for whoever gives memory back.
+const MOST_BYTES: u64 = 64 << 20;
+/// The program is left to the kernel where it is more than this part of what there is for the model, as a divisor.
 const LEAST_DIVISOR: u64 = 8;
 
 /// Where the program is that is to be kept; empty before.
@@ -25,16 +26,33 @@ static LOCKED_BYTES: AtomicU64 = AtomicU64::new(0);
 /// Why the program's pages are left to the kernel. The program works without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramLockError {
-    /// What there is, is for the model.
+    /// What may be locked is for the model.
     #[error(
-        "{program_bytes} bytes of program are too many where {most_bytes} may be locked beside the dense weights"
+        "it has {}, and {} may be locked beside the dense weights",
+        format_bytes(*.program_bytes),
+        format_bytes(*.limit_bytes)
     )]
-    Room {
+    LockLimit {
         /// Size of the program and its libraries.
         program_bytes: u64,
-        /// What may be locked.
-        most_bytes: u64,
+        /// What the system lets be locked beside the dense weights.
+        limit_bytes: u64,
     },
+    /// What there is of memory is for the model.
+    #[error(
+        "it has {}, and {} of memory are available",
+        format_bytes(*.program_bytes),
+        format_bytes(*.available_bytes)
+    )]
+    Memory {
+        /// Size of the program and its libraries.
+        program_bytes: u64,
+        /// What is available.
+        available_bytes: u64,
+    },
+    /// Its code alone is too much.
+    #[error("its code alone has more than {}", format_bytes(MOST_BYTES))]
+    Size,
     /// `/proc/self/maps` does not tell where they are.
     #[error("/proc/self/maps cannot be read")]
     Unknown,
@@ -44,27 +62,35 @@ pub enum ProgramLockError {
 }
 
 /// Locks the program and its libraries, page by page as they are used, and starts to read what is not there.
-/// `most_bytes` is what this user may lock and the machine has beside the dense weights, `None` for any number.
+/// `limit_bytes` is what the system lets be locked beside the dense weights, `available_bytes` what there is of
+/// memory, `None` for any number.
 ///
 /// Returns the bytes, which the kernel counts as `VmLck` whether they were used or not.
 ///
 /// # Errors
 /// When nothing is locked, and why.
-pub fn keep(most_bytes: Option<u64>) -> Result<u64, ProgramLockError> {
+pub fn keep(
+    limit_bytes: Option<u64>,
+    available_bytes: Option<u64>,
+) -> Result<u64, ProgramLockError> {
     let mut program = program();
     if locked_bytes() > 0 {
         return Ok(locked_bytes());
     }
     let maps = Process::myself().and_then(|this| this.maps());
-    let ranges = code(&maps.map_err(|_| ProgramLockError::Unknown)?.0);
+    let ranges = code(&maps.map_err(|_| ProgramLockError::Unknown)?.0)?;
     let program_bytes = pages::union_bytes(ranges.iter().copied());
-    if program_bytes == 0 {
-        return Err(ProgramLockError::Unknown);
-    }
-    if let Some(most_bytes) = most_bytes.filter(|most| program_bytes > most / LEAST_DIVISOR) {
-        return Err(ProgramLockError::Room {
+    let is_much = |bytes: &u64| program_bytes > bytes / LEAST_DIVISOR;
+    if let Some(limit_bytes) = limit_bytes.filter(is_much) {
+        return Err(ProgramLockError::LockLimit {
             program_bytes,
-            most_bytes,
+            limit_bytes,
+        });
+    }
+    if let Some(available_bytes) = available_bytes.filter(is_much) {
+        return Err(ProgramLockError::Memory {
+            program_bytes,
+            available_bytes,
         });
     }
     lock(&ranges).map_err(ProgramLockError::Refused)?;
@@ -77,7 +103,7 @@ pub fn keep(most_bytes: Option<u64>) -> Result<u64, ProgramLockError> {
 /// Unlocks a program that is kept, for those who need the memory, or locks it again. Without [`keep`] before it
 /// nothing happens.
 pub fn set_locked(wanted: bool) {
-    let program = program();
+    let mut program = program();
     if wanted == (locked_bytes() > 0) || program.is_empty() {
         return;
     }
@@ -90,6 +116,7 @@ pub fn set_locked(wanted: bool) {
         Ok(()) => LOCKED_BYTES.store(BYTES.load(Relaxed), Relaxed),
         Err(errno) => {
             // It is not tried again.
+            program.clear();
             BYTES.store(0, Relaxed);
             tracing::warn!("the program could not be locked again: {}", errno.desc());
         }
@@ -132,7 +159,7 @@ fn lock(ranges: &[PageRange]) -> Result<(), Errno> {
 
 /// What is mapped of files that have code, file by file, the program before its libraries, as long as it is not too
 /// much. These stay where they are for as long as the process lives.
-fn code(maps: &[MemoryMap]) -> Vec<PageRange> {
+fn code(maps: &[MemoryMap]) -> Result<Vec<PageRange>, ProgramLockError> {
     let mut files: Vec<&Path> = Vec::new();
     for map in maps {
         let MMapPath::Path(path) = &map.pathname else {
@@ -144,19 +171,34 @@ fn code(maps: &[MemoryMap]) -> Vec<PageRange> {
             files.push(path);
         }
     }
-    let (mut kept, mut left) = (Vec::new(), MOST_BYTES);
+    let of = |file: &Path, perms: MMPermissions| {
+        let mapped = maps.iter().filter(|map| {
+            map.perms.contains(perms)
+                && matches!(&map.pathname, MMapPath::Path(path) if path == file)
+        });
+        let ranges: Vec<PageRange> = mapped.filter_map(range_of).collect();
+        let bytes = pages::union_bytes(ranges.iter().copied());
+        (ranges, bytes)
+    };
+    let mut files = files.into_iter();
+    let program = files.next().ok_or(ProgramLockError::Unknown)?;
+    let whole = of(program, MMPermissions::READ);
+    let (mut kept, bytes) = if whole.1 <= MOST_BYTES {
+        whole
+    } else {
+        of(program, MMPermissions::EXECUTE)
+    };
+    let mut left = MOST_BYTES
+        .checked_sub(bytes)
+        .ok_or(ProgramLockError::Size)?;
     for file in files {
-        let of_file = maps
-            .iter()
-            .filter(|map| matches!(&map.pathname, MMapPath::Path(path) if path == file));
-        let ranges: Vec<PageRange> = of_file.filter_map(range_of).collect();
-        let bytes = ranges.iter().map(|range| range.len()).sum();
+        let (ranges, bytes) = of(file, MMPermissions::READ);
         if let Some(after) = left.checked_sub(bytes) {
             left = after;
             kept.extend(ranges);
         }
     }
-    kept
+    Ok(kept)
 }
 
 fn range_of(map: &MemoryMap) -> Option<PageRange> {
@@ -179,7 +221,7 @@ mod tests {
             .and_then(|this| this.maps())
             .expect("maps")
             .0;
-        let ranges = code(&maps);
+        let ranges = code(&maps).expect("code");
         let holders = |address: usize| {
             let within = |range: &&PageRange| {
                 (range.start()..range.start() + range.len()).contains(&address)
@@ -202,15 +244,20 @@ mod tests {
 
     #[test]
     fn little_room_is_left_to_the_model() {
-        let error = keep(Some(8 << 20)).expect_err("8 MiB");
-        let ProgramLockError::Room {
+        let error = keep(Some(8 << 20), None).expect_err("8 MiB of limit");
+        let ProgramLockError::LockLimit {
             program_bytes,
-            most_bytes: 8_388_608,
+            limit_bytes: 8_388_608,
         } = error
         else {
             panic!("{error}");
         };
         assert!(program_bytes > 1 << 20, "{program_bytes}");
+        let little = ProgramLockError::Memory {
+            program_bytes,
+            available_bytes: 8 * program_bytes - 1,
+        };
+        assert_eq!(keep(None, Some(8 * program_bytes - 1)), Err(little));
         set_locked(true);
         assert_eq!(
             (locked_bytes(), unlocked_bytes()),

@@ -609,6 +609,7 @@ fn memory_is_given_back_at_once_while_the_disk_hardly_reads() {
     // Of the same disk, so that whoever waited for the program's own pages would wait long.
     let copy = own.folder.path().join("hotpin");
     std::fs::copy(env!("CARGO_BIN_EXE_hotpin"), &copy).expect("copy");
+    let copy = copy.canonicalize().expect("path");
     for store in ["mapped", "direct"] {
         own.evict();
         // The group pays for them, too, and takes back what it can.
@@ -634,6 +635,11 @@ fn memory_is_given_back_at_once_while_the_disk_hardly_reads() {
         let command = within(&join, &of(&copy, &program(args)));
         let run = Answering::begin(within(&disk.join(), &command), 8);
         wait_until("some experts are locked", || run.locked() > 80_000_000);
+        let code = || support::code_of(run.id(), &copy);
+        wait_until("the program is there", || {
+            let (mapped, there) = code();
+            mapped > 1_000_000 && there == mapped
+        });
         // An expert has 1.4 MB, and the engine reads beside it.
         disk.throttle(&own.model, 1_000_000);
         let limit = limit_of(&join);
@@ -647,11 +653,8 @@ fn memory_is_given_back_at_once_while_the_disk_hardly_reads() {
                 .is_some_and(|entry| room(entry) > 100_000_000)
         });
         std::thread::sleep(Duration::from_secs(1));
-        let (mapped, there) = support::code_of(run.id(), &copy);
-        assert!(
-            mapped > 1_000_000 && there == mapped,
-            "{there} of {mapped} bytes of code"
-        );
+        let (mapped, there) = code();
+        assert_eq!(there, mapped, "bytes of code");
         let (before, first) = (run.locked(), entries(&journal).len());
         let began = Instant::now();
         for step in (0..=20).rev() {
@@ -675,7 +678,7 @@ fn memory_is_given_back_at_once_while_the_disk_hardly_reads() {
         eprintln!(
             "{store}: {before} bytes locked, {after} after {took:.2?}; short for {worst:.0} ms at most"
         );
-        assert!(took < Duration::from_secs(2), "{store}: {took:?}");
+        assert!(took < Duration::from_secs(3), "{store}: {took:?}");
         assert!(worst < 200.0, "{store}: {worst} ms");
         disk.throttle(&own.model, FAST);
         ends_as_stock(run, &stock, store, &join);

@@ -203,7 +203,7 @@ fn routing_is_sampled_while_everything_is_resident_and_seen_whole_when_it_is_not
     store.set_capacity(u64::MAX);
     assert!(!store.is_complete());
     // Wrong guesses may still be read.
-    rig.session.rest();
+    rig.session.rest(&mut || false);
     for id in (0u32..).take(shape.total_experts()).map(ExpertId) {
         store.pin(id).expect("pin");
     }

@@ -144,7 +144,9 @@ fn what_the_engine_was_reading_when_it_stopped_can_be_had() {
         let left_behind = ExpertId(2);
         store.fetch(&[left_behind]).expect("fetch");
         assert!(!store.pin(left_behind).expect("pin"), "the engine reads it");
-        store.rest();
+        store.rest(&mut || true);
+        assert!(!store.pin(left_behind).expect("pin"), "it was left off");
+        store.rest(&mut || false);
         assert!(store.pin(left_behind).expect("pin"), "io_uring {uring}");
         // Nobody gives way to reads that have ended, which takes 40 ms each time.
         let began = Instant::now();
@@ -153,6 +155,10 @@ fn what_the_engine_was_reading_when_it_stopped_can_be_had() {
             assert_eq!(warmed, Warmed::Done);
         }
         assert!(began.elapsed() < (EXPERTS - 3) * Duration::from_millis(40));
+        // Nothing is in use that others would have to wait for.
+        assert!(store.unpin(left_behind));
+        store.set_capacity(0);
+        assert_eq!(store.held().transit_bytes, 0);
     }
 }
 

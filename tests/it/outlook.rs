@@ -3,6 +3,8 @@
 use super::support::{self, from_environment, greedy, program, run, within};
 use hotpin::governor::Entry;
 use hotpin::model::ModelMap;
+use hotpin::sensors::{Roots, Sensors};
+use hotpin_controllers::Moment;
 use serde_json::Value;
 use std::path::Path;
 
@@ -64,11 +66,17 @@ fn advice_changes_with_memory_and_names_where_it_crawls() {
         "it does not even hold the dense weights"
     );
     assert_eq!(little["lock_limit_bytes"], 8 << 20);
-    let enough: Value = serde_json::from_str(&run(words(&["--json"])).success()).expect("JSON");
-    assert!(enough["lock_limit_bytes"].is_null(), "{enough}");
-    assert!(number(&enough, "/pinned_bytes") > 50e6, "{enough}");
-    let little = support::without_privilege(8 << 20, &words(&[])).success();
-    assert!(little.contains("lock limit     8"), "{little}");
+    if Sensors::open(&Roots::default(), Moment::default())
+        .sample(Moment::default())
+        .locks
+        .memlock_bytes()
+        .is_none()
+    {
+        let enough = run(words(&["--json"])).success();
+        let enough: Value = serde_json::from_str(&enough).expect("JSON");
+        assert!(enough["lock_limit_bytes"].is_null(), "{enough}");
+        assert!(number(&enough, "/pinned_bytes") > 50e6, "{enough}");
+    }
     let said = run(["plan", model.to_str().expect("UTF-8"), "--memory", "250MB"]).success();
     for words in [
         "Control pays",

@@ -18,7 +18,7 @@ fn what_is_locked_of_the_program_is_what_is_said_and_goes_when_it_has_to() {
     let before = locked_bytes();
     program::set_locked(true);
     assert_eq!(locked_bytes(), before, "nobody wanted it kept");
-    let bytes = program::keep(None).expect("locks");
+    let bytes = program::keep(None, None).expect("locks");
     let this = std::env::current_exe().expect("this program");
     assert!(bytes > 10 << 20, "{bytes}");
     for _ in 0..2 {
@@ -32,7 +32,7 @@ fn what_is_locked_of_the_program_is_what_is_said_and_goes_when_it_has_to() {
         assert_eq!((locked_bytes(), program::locked_bytes()), (before, 0));
         program::set_locked(true);
     }
-    assert_eq!(program::keep(None), Ok(bytes), "a second time");
+    assert_eq!(program::keep(None, None), Ok(bytes), "a second time");
     assert_eq!(locked_bytes() - before, bytes);
 }
 
@@ -53,7 +53,7 @@ fn what_the_kernel_refuses_leaves_nothing_of_the_program_locked() {
     let this = std::env::current_exe().expect("this program");
     assert!(support::code_of(std::process::id(), &this).0 > limit);
     let refused = Err(ProgramLockError::Refused(Errno::ENOMEM));
-    assert_eq!(program::keep(None), refused);
+    assert_eq!(program::keep(None, None), refused);
     assert_eq!((locked_bytes(), program::locked_bytes()), (0, 0));
     program::set_locked(true);
     assert_eq!(locked_bytes(), 0);
@@ -93,7 +93,7 @@ fn a_governor_that_panics_leaves_nothing_of_the_program_locked() {
         return;
     };
     let before = locked_bytes();
-    program::keep(None).expect("locks");
+    program::keep(None, None).expect("locks");
     let rig = loaded.rig(PolicyKind::Fetch, None, Duration::from_secs(3600));
     assert!(locked_bytes() > before + program::locked_bytes());
     let governor = loaded.doomed_governor(&rig, 2);

@@ -307,7 +307,8 @@ pub fn locked_bytes() -> u64 {
 /// Bytes of the model that another process has locked: whole mappings that the kernel flags, without those of
 /// the program and its libraries. 0 when the process has ended.
 pub fn locked_by(pid: u32) -> u64 {
-    let of_program = |path: &Path| path.extension().is_none_or(|extension| extension != "gguf");
+    // Also of one that was removed.
+    let of_program = |path: &Path| !path.to_string_lossy().contains(".gguf");
     let locked = mappings(pid).into_iter().filter(|map| {
         map.extension.vm_flags.contains(VmFlags::LO)
             && !matches!(&map.pathname, MMapPath::Path(path) if of_program(path))
@@ -522,6 +523,7 @@ pub fn alone_in_process(name: &str, with: &[&str]) -> bool {
     let said = [ran.stdout, ran.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
     let passed = ran.status.success() && said[0].contains("1 passed");
     assert!(passed, "{}\n{}", said[0], said[1]);
+    eprint!("{}", said[1]);
     false
 }
 

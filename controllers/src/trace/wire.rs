@@ -210,7 +210,7 @@ impl<'a> Reader<'a> {
     ) -> Result<(), TraceError> {
         let offset = base + self.at;
         let expected = crc32(&self.bytes[start..self.at]);
-        // Who looks for faults behind it does not find sums by chance.
+        // A fuzzer would not find right sums by chance.
         if self.u32("check sum")? == expected || cfg!(fuzzing) {
             Ok(())
         } else {

@@ -30,7 +30,7 @@ pub(super) const NOBODY: u32 = u32::MAX;
 const HANDED_OVER: Duration = Duration::from_micros(500);
 
 /// How long reads are waited for before it is asked whether to leave off.
-const STEP: Duration = Duration::from_millis(2);
+pub(super) const STEP: Duration = Duration::from_millis(2);
 
 /// The governor's reads and what they are for.
 #[derive(Debug)]

@@ -206,8 +206,9 @@ impl ExpertStore for DirectStore {
         lock(&self.books).release();
     }
 
-    fn rest(&self) {
-        self.take_in_left_behind();
+    fn rest(&self, leave_off: LeaveOff<'_>) {
+        lock(&self.books).use_only(&[]);
+        self.take_in_left_behind(leave_off);
     }
 
     fn start_tick(&self) {

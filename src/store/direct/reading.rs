@@ -2,10 +2,11 @@
 
 use super::books::State;
 use super::foresight::{Foresight, MOST_OUTSTANDING};
+use super::loading::STEP;
 use super::reader::{Done, FEW_IN_FLIGHT, MANY_IN_FLIGHT, Reader, Wait};
 use super::{DirectStore, Fault, lock};
 use crate::engine::{ExpertArena, Guess, Window};
-use crate::store::Fetched;
+use crate::store::{Fetched, LeaveOff};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::time::nanos;
 use hotpin_controllers::ExpertId;
@@ -230,11 +231,11 @@ impl DirectStore {
     }
 
     /// Waits for what the engine was reading when it stopped.
-    pub(super) fn take_in_left_behind(&self) {
+    pub(super) fn take_in_left_behind(&self, leave_off: LeaveOff<'_>) {
         let mut engine = lock(&self.engine);
-        while engine.reader.outstanding() > 0 {
-            if let Err(error) = self.take_in(&mut engine, Wait::ForOne) {
-                // The next fetch waits for them.
+        while engine.reader.outstanding() > 0 && !leave_off() {
+            if let Err(error) = self.take_in(&mut engine, Wait::AtMost(STEP)) {
+                // The next fetch looks again.
                 tracing::warn!("reads that nobody needs any longer: {error}");
                 return;
             }

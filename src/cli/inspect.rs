@@ -2,7 +2,7 @@
 
 use super::common;
 use crate::model::{Inspection, Memory, ModelMap};
-use crate::sensors::{Roots, Sample, Sensors};
+use crate::sensors::{Roots, Sensors};
 use anyhow::Result;
 use clap::Args;
 use hotpin_controllers::{AdaptiveConfig, Moment};
@@ -26,15 +26,10 @@ pub(super) fn execute(args: &InspectArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the sensors tell now.
-pub(super) fn sample() -> Sample {
-    let now = Moment { ns: 0 };
-    Sensors::open(&Roots::default(), now).sample(now)
-}
-
 /// What the machine and every cgroup above us can spare now.
 pub(super) fn memory() -> Option<Memory> {
-    let sample = sample();
+    let now = Moment { ns: 0 };
+    let sample = Sensors::open(&Roots::default(), now).sample(now);
     let control = AdaptiveConfig::default().capacity;
     let host = sample
         .host

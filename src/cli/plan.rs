@@ -6,6 +6,7 @@ use crate::config::args::size;
 use crate::model::{Memory, ModelMap};
 use crate::outlook::{Evidence, Outlook, Rates};
 use crate::profile::Profile;
+use crate::sensors::{Roots, system_summary};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use hotpin_controllers::AdaptiveConfig;
@@ -46,7 +47,7 @@ pub(super) fn execute(args: &PlanArgs) -> Result<ExitCode> {
         },
         None => inspect::memory().context("the memory there is is not known: give --memory")?,
     };
-    let memlock_bytes = inspect::sample().locks.memlock_bytes();
+    let memlock_bytes = system_summary(&Roots::default()).memlock_bytes;
     let outlook = Outlook::new(&map, memory, memlock_bytes, &evidence, rates.as_ref())?;
     common::say_report(&outlook, args.json)?;
     Ok(ExitCode::SUCCESS)

@@ -122,9 +122,9 @@ impl Outlook {
             pinned_bytes: pinned.sum(),
             pinned_experts: decision.pin.len(),
             total_experts: map.shape().total_experts(),
-            lock_limit_bytes: memlock_bytes
-                .filter(|_| map.is_moe())
-                .filter(|&bytes| bytes < demand.dense_bytes.saturating_add(capacity_bytes)),
+            lock_limit_bytes: memlock_bytes.filter(|&bytes| {
+                map.is_moe() && bytes < demand.dense_bytes.saturating_add(capacity_bytes)
+            }),
             hit_ratio,
             from: evidence.source(),
             tok_s,

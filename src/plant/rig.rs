@@ -437,11 +437,10 @@ impl<'m> Rig<'m> {
 /// Keeps the program in memory where that leaves enough to the model, whose dense weights come first. It stays so
 /// while the model is loaded anew, and until the process ends.
 fn keep_program(dense: &DenseWeights) -> Result<u64, ProgramLockError> {
-    let now = Moment::default();
-    let sample = Sensors::open(&Roots::default(), now).sample(now);
-    let limit_bytes = sample.locks.memlock_bytes();
+    let system = system_summary(&Roots::default());
+    let limit_bytes = system.memlock_bytes;
     let beside_dense = limit_bytes.map(|limit| limit.saturating_sub(dense.bytes));
-    program::keep(beside_dense, sample.usable_bytes(0, 0))
+    program::keep(beside_dense, system.usable_bytes())
 }
 
 /// A store, ready to be regulated.

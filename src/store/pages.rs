@@ -145,11 +145,7 @@ pub(super) fn lock(range: PageRange) -> Result<(), Errno> {
         return Ok(());
     }
     // SAFETY: as for `advise`; locking changes no contents.
-    let result = Errno::result(unsafe { libc::mlock(range.ptr(), range.len) }).map(drop);
-    if result.is_err() {
-        unlock(range);
-    }
-    result
+    or_unlocked(range, unsafe { libc::mlock(range.ptr(), range.len) })
 }
 
 /// Locks what is there of the range, and every other page of it as soon as it is. After a failure nothing of the
@@ -159,8 +155,14 @@ pub(super) fn lock_on_fault(range: PageRange) -> Result<(), Errno> {
         return Ok(());
     }
     // SAFETY: as for `advise`; locking changes no contents.
-    let result = unsafe { libc::mlock2(range.ptr(), range.len, libc::MLOCK_ONFAULT) };
-    let result = Errno::result(result).map(drop);
+    or_unlocked(range, unsafe {
+        libc::mlock2(range.ptr(), range.len, libc::MLOCK_ONFAULT)
+    })
+}
+
+/// What came of a call that locks; after a failure the range is unlocked.
+fn or_unlocked(range: PageRange, code: libc::c_int) -> Result<(), Errno> {
+    let result = Errno::result(code).map(drop);
     if result.is_err() {
         unlock(range);
     }

@@ -7,7 +7,6 @@ use crate::size::format_bytes;
 use nix::errno::Errno;
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The most that is kept: the program first, of which its code alone where the whole is more, then its libraries.
@@ -16,12 +15,25 @@ const MOST_BYTES: u64 = 64 << 20;
 /// The program is left to the kernel where it is more than this part of what there is for the model, as a divisor.
 const LEAST_DIVISOR: u64 = 8;
 
-/// Where the program is that is to be kept; empty before.
-static PROGRAM: Mutex<Vec<PageRange>> = Mutex::new(Vec::new());
-/// Its size, in whole pages.
-static BYTES: AtomicU64 = AtomicU64::new(0);
-/// What of it is locked: all or nothing.
-static LOCKED_BYTES: AtomicU64 = AtomicU64::new(0);
+/// A program that is to be kept.
+struct Program {
+    /// Where it is; empty before it was to be kept, and where it cannot be.
+    ranges: Vec<PageRange>,
+    /// All of it, or nothing.
+    is_locked: bool,
+}
+
+static PROGRAM: Mutex<Program> = Mutex::new(Program {
+    ranges: Vec::new(),
+    is_locked: false,
+});
+
+impl Program {
+    /// Its size, in whole pages.
+    fn bytes(&self) -> u64 {
+        pages::union_bytes(self.ranges.iter().copied())
+    }
+}
 
 /// Why the program's pages are left to the kernel. The program works without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -74,8 +86,8 @@ pub fn keep(
     available_bytes: Option<u64>,
 ) -> Result<u64, ProgramLockError> {
     let mut program = program();
-    if locked_bytes() > 0 {
-        return Ok(locked_bytes());
+    if program.is_locked {
+        return Ok(program.bytes());
     }
     let maps = Process::myself().and_then(|this| this.maps());
     let ranges = code(&maps.map_err(|_| ProgramLockError::Unknown)?.0)?;
@@ -94,9 +106,10 @@ pub fn keep(
         });
     }
     lock(&ranges).map_err(ProgramLockError::Refused)?;
-    *program = ranges;
-    BYTES.store(program_bytes, Relaxed);
-    LOCKED_BYTES.store(program_bytes, Relaxed);
+    *program = Program {
+        ranges,
+        is_locked: true,
+    };
     Ok(program_bytes)
 }
 
@@ -104,36 +117,46 @@ pub fn keep(
 /// nothing happens.
 pub fn set_locked(wanted: bool) {
     let mut program = program();
-    if wanted == (locked_bytes() > 0) || program.is_empty() {
+    if wanted == program.is_locked || program.ranges.is_empty() {
         return;
     }
+    program.is_locked = wanted;
     if !wanted {
-        program.iter().for_each(|&range| pages::unlock(range));
-        LOCKED_BYTES.store(0, Relaxed);
-        return;
-    }
-    match lock(&program) {
-        Ok(()) => LOCKED_BYTES.store(BYTES.load(Relaxed), Relaxed),
-        Err(errno) => {
-            // It is not tried again.
-            program.clear();
-            BYTES.store(0, Relaxed);
-            tracing::warn!("the program could not be locked again: {}", errno.desc());
-        }
+        program
+            .ranges
+            .iter()
+            .for_each(|&range| pages::unlock(range));
+    } else if let Err(errno) = lock(&program.ranges) {
+        tracing::warn!("the program could not be locked again: {}", errno.desc());
+        // It is not tried again.
+        *program = Program {
+            ranges: Vec::new(),
+            is_locked: false,
+        };
     }
 }
 
 /// Bytes of the program and its libraries that are locked as they are used.
 pub fn locked_bytes() -> u64 {
-    LOCKED_BYTES.load(Relaxed)
+    let program = program();
+    if program.is_locked {
+        program.bytes()
+    } else {
+        0
+    }
 }
 
 /// Bytes that are to be kept and are not locked at this moment.
 pub(crate) fn unlocked_bytes() -> u64 {
-    BYTES.load(Relaxed).saturating_sub(locked_bytes())
+    let program = program();
+    if program.is_locked {
+        0
+    } else {
+        program.bytes()
+    }
 }
 
-fn program() -> MutexGuard<'static, Vec<PageRange>> {
+fn program() -> MutexGuard<'static, Program> {
     PROGRAM.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

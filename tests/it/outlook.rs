@@ -3,8 +3,7 @@
 use super::support::{self, from_environment, greedy, program, run, within};
 use hotpin::governor::Entry;
 use hotpin::model::ModelMap;
-use hotpin::sensors::{Roots, Sensors};
-use hotpin_controllers::Moment;
+use hotpin::sensors::{Roots, system_summary};
 use serde_json::Value;
 use std::path::Path;
 
@@ -66,12 +65,7 @@ fn advice_changes_with_memory_and_names_where_it_crawls() {
         "it does not even hold the dense weights"
     );
     assert_eq!(little["lock_limit_bytes"], 8 << 20);
-    if Sensors::open(&Roots::default(), Moment::default())
-        .sample(Moment::default())
-        .locks
-        .memlock_bytes()
-        .is_none()
-    {
+    if system_summary(&Roots::default()).memlock_bytes.is_none() {
         let enough = run(words(&["--json"])).success();
         let enough: Value = serde_json::from_str(&enough).expect("JSON");
         assert!(enough["lock_limit_bytes"].is_null(), "{enough}");

@@ -9,10 +9,15 @@ use nix::errno::Errno;
 use nix::sys::resource::{Resource, setrlimit};
 use std::time::Duration;
 
+/// As root, in a process of its own.
+fn alone(name: &str) -> bool {
+    support::root(name) && support::alone_in_process(name, &[])
+}
+
 #[test]
 fn what_is_locked_of_the_program_is_what_is_said_and_goes_when_it_has_to() {
     let name = "own_code::what_is_locked_of_the_program_is_what_is_said_and_goes_when_it_has_to";
-    if !support::root(name) || !support::alone_in_process(name, &[]) {
+    if !alone(name) {
         return;
     }
     let before = locked_bytes();
@@ -62,7 +67,7 @@ fn what_the_kernel_refuses_leaves_nothing_of_the_program_locked() {
 #[test]
 fn what_is_locked_is_what_the_store_and_the_program_say() {
     let name = "own_code::what_is_locked_is_what_the_store_and_the_program_say";
-    if !support::root(name) || !support::alone_in_process(name, &[]) {
+    if !alone(name) {
         return;
     }
     let Some(loaded) = support::loaded(name) else {
@@ -86,7 +91,7 @@ fn what_is_locked_is_what_the_store_and_the_program_say() {
 #[test]
 fn a_governor_that_panics_leaves_nothing_of_the_program_locked() {
     let name = "own_code::a_governor_that_panics_leaves_nothing_of_the_program_locked";
-    if !support::root(name) || !support::alone_in_process(name, &[]) {
+    if !alone(name) {
         return;
     }
     let Some(loaded) = support::loaded(name) else {
